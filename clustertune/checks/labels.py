@@ -18,8 +18,9 @@ from clustertune.core.model import (
     Scalar,
     Severity,
     View,
+    critical,
+    warning,
 )
-from clustertune.core.results import critical, warning
 from clustertune.core.wording import (
     bytes_text,
     plural,

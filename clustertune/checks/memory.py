@@ -9,14 +9,17 @@ from clustertune.core.model import (
     Details,
     Finding,
     Run,
+    Scalar,
     Severity,
     Thresholds,
     Unknown,
     View,
     WorkerFacts,
     WorkerSnapshot,
+    info,
+    unknown,
+    warning,
 )
-from clustertune.core.results import Scalar, info, unknown, warning
 from clustertune.core.rules import ENDS, ENOUGH, alike
 from clustertune.core.wording import (
     are,

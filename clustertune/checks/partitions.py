@@ -13,9 +13,13 @@ from clustertune.core.model import (
     Severity,
     Unknown,
     View,
+    critical,
+    info,
+    unknown,
+    warning,
 )
-from clustertune.core.results import Literal, critical, info, unknown, warning
 from clustertune.core.wording import (
+    Literal,
     bytes_text,
     names_text,
     plural,

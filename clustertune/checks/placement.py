@@ -7,8 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustertune.core.model import Finding, Int64s, Layout, Severity, View
-from clustertune.core.results import info, warning
+from clustertune.core.model import (
+    Finding,
+    Int64s,
+    Layout,
+    Severity,
+    View,
+    info,
+    warning,
+)
 from clustertune.core.wording import (
     are,
     bytes_text,

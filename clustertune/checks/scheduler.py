@@ -12,11 +12,14 @@ from clustertune.core.model import (
     Snapshot,
     View,
     WorkerSnapshot,
+    info,
+    unknown,
+    warning,
 )
-from clustertune.core.results import code, info, unknown, warning
 from clustertune.core.wording import (
     are,
     bytes_text,
+    code,
     names_text,
     plural,
     printable,

@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from clustertune.core.model import (
     Details,
     Finding,
+    Scalar,
     Severity,
     Unknown,
     View,
     WorkerSnapshot,
+    info,
+    unknown,
+    warning,
 )
-from clustertune.core.results import Scalar, info, unknown, warning
 from clustertune.core.wording import (
     are,
     names_text,

@@ -12,11 +12,13 @@ from clustertune.core.model import (
     Severity,
     Unknown,
     View,
+    critical,
+    info,
 )
 from clustertune.core.profiles import NOT_NUMBERS
-from clustertune.core.results import code, critical, info
 from clustertune.core.wording import (
     bytes_text,
+    code,
     names_text,
     partitions_text,
     plural,

@@ -13,11 +13,15 @@ from clustertune.core.model import (
     Unknown,
     View,
     WorkerSnapshot,
+    critical,
+    info,
+    unknown,
+    warning,
 )
-from clustertune.core.results import code, critical, info, unknown, warning
 from clustertune.core.wording import (
     are,
     bytes_text,
+    code,
     names_text,
     plural,
     printable,

@@ -39,8 +39,8 @@ from clustertune.cli.running import (
     with_usage_errors,
 )
 from clustertune.core import tables
+from clustertune.core.model import Severity
 from clustertune.core.report import with_commands
-from clustertune.core.results import Severity
 from clustertune.core.tables import Section, Table
 from clustertune.core.wording import (
     bytes_text,

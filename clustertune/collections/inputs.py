@@ -25,8 +25,7 @@ from distributed import Future
 from clustertune.collections.partitions import files_of, lengths, unjoined
 from clustertune.core.model import Goal, Int64s, Profile
 from clustertune.core.profiles import BOUNDS
-from clustertune.core.results import code
-from clustertune.core.wording import names_text, variable
+from clustertune.core.wording import code, names_text, variable
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
 NAMES = (*COMPANIONS, "group")  # of the arguments

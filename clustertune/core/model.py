@@ -19,13 +19,12 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import partial
 from typing import Protocol
 
 from clustertune.core import arguments
 from clustertune.core.profiles import Profile as Profile
-from clustertune.core.results import Finding as Finding
-from clustertune.core.results import Scalar as Scalar
-from clustertune.core.results import Severity as Severity
 from clustertune.core.snapshots import COPIED as COPIED
 from clustertune.core.snapshots import PARTS as PARTS
 from clustertune.core.snapshots import Bools as Bools
@@ -57,6 +56,59 @@ from clustertune.core.wording import bytes_text, plural
 
 Notify = Callable[[str, "float | None"], None]
 """Shows the progress of long work: a text, and the finished fraction or None."""
+
+
+# --- findings -------------------------------------------------------------------------
+
+Scalar = str | int | float | bool | None
+
+#: the end of commands in findings, where commands name their cluster
+ADDRESS = " ADDRESS`"
+
+
+class Severity(IntEnum):
+    """The severity of a finding; ``unknown``: the check could not decide."""
+
+    unknown = 0
+    info = 1
+    warning = 2
+    critical = 3
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One condition that a check found; ``checks.run`` adds the name of the check."""
+
+    severity: Severity
+    message: str
+    subject: tuple[str | int, ...] = ()  # worker ids, or labels of collections
+    evidence: Mapping[str, Scalar] = field(default_factory=dict)
+    check: str = ""
+    remedy: str = ""
+    command: str = ""  # the remedy as a command; empty: no command does the same
+    fixed_by: str = ""  # the action that can fix it in this call, if there is one
+
+    def as_command(self, cluster: str) -> Finding:
+        """Return the finding with the command as its remedy, if it has one.
+
+        ``cluster`` are the words that name the cluster.
+        """
+        if not self.command:
+            return self
+        named = self.command.replace(ADDRESS, f" {cluster}".rstrip() + "`")
+        return replace(self, remedy=named, command="")
+
+
+unknown = partial(Finding, severity=Severity.unknown)
+info = partial(Finding, severity=Severity.info)
+warning = partial(Finding, severity=Severity.warning)
+critical = partial(Finding, severity=Severity.critical)
+
+
+# --- goal and view --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from clustertune.core import counts
 from clustertune.core.model import Finding, Severity
 from clustertune.core.results import (
     EXECUTED,
@@ -21,6 +20,7 @@ from clustertune.core.results import (
     Results,
     WorkerShare,
     WorkerState,
+    summary_line,
 )
 from clustertune.core.tables import (
     MAX_ROWS,
@@ -192,7 +192,7 @@ def headlines(results: Results) -> list[str]:
 def verdict(results: Results) -> tuple[str, str]:
     """Return a word, and what the call did and left, as one sentence."""
     if results.error:
-        account = counts.line(results.steps, results.error, results.lost)
+        account = summary_line(results.steps, results.error, results.lost)
         return "Failed", "; ".join(filter(None, [results.error, account]))
     if results.status == "planned":
         planned = [s.summary for s in results.steps if s.status == "planned"]
@@ -202,7 +202,7 @@ def verdict(results: Results) -> tuple[str, str]:
         return "Plan", f"{text}; {_problems_text(results)}"
     # the moved bytes stand for the moved keys
     counted = [s for s in results.steps if (s.verb, s.status) != ("moved", "done")]
-    account = counts.line(counted, lost=results.lost)
+    account = summary_line(counted, lost=results.lost)
     parts = (account, _effect(results), _problems_text(results))
     return _word(results), "; ".join(filter(None, parts))
 

@@ -9,11 +9,14 @@ Anyone who can start a worker can choose its name. So unprintable characters of 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone, tzinfo
 from difflib import get_close_matches
 from typing import Any
+
+Literal = str | int | bool | tuple[str | int, ...] | dict[str, str]
 
 _MAX_NAME_LENGTH = 60
 MAX_PATH = 300  # characters of a path in a message
@@ -103,6 +106,17 @@ def printable(text: str | int, *, longest: int | None = None) -> str:
         for c in whole[:longest]
     )
     return safe if longest is None or len(whole) <= longest else f"{safe}..."
+
+
+def code(value: Literal) -> str:
+    """Return the Python code of a value, which may have untrusted text."""
+    if isinstance(value, str):
+        return printable(json.dumps(value))
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{code(k)}: {code(v)}' for k, v in value.items())}}}"
+    if isinstance(value, bool | int):
+        return str(value)
+    return f"[{', '.join(map(code, value))}]"
 
 
 def names_text(

@@ -34,7 +34,7 @@ from clustertune.actions.cluster.live import (
 )
 from clustertune.collections import graphs, inputs
 from clustertune.collections.inputs import Inputs
-from clustertune.core import arguments, counts, settings
+from clustertune.core import arguments, settings
 from clustertune.core.model import (
     Cluster,
     Finding,
@@ -50,6 +50,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.progress import Progress
 from clustertune.core.report import Report
+from clustertune.core.results import summary_line
 from clustertune.core.sections import headlines
 from clustertune.core.wording import seconds_text
 from clustertune.errors import (
@@ -346,7 +347,7 @@ def _add_place(error: BaseException, place: str) -> None:
 
 def _attach(error: BaseException, report: Report) -> None:
     """Add the report to an error, and a line of what was finished and undone."""
-    account = counts.line(report.steps, report.error, report.lost)
+    account = summary_line(report.steps, report.error, report.lost)
     if isinstance(error, ClustertuneError):
         error.report = report
         error.args = (f"{error}; {account}",) if account else error.args

@@ -23,7 +23,6 @@ from typing import Any
 import dask
 from distributed import Client
 
-from clustertune.core import counts
 from clustertune.core.model import (
     Drop,
     Finding,
@@ -40,10 +39,14 @@ from clustertune.core.model import (
 )
 from clustertune.core.report import Report
 from clustertune.core.results import (
+    UNTOUCHED,
     Done,
     LayoutSummary,
     Loss,
     WorkerState,
+    carried_out,
+    planned,
+    refusals,
 )
 from clustertune.core.sections import headlines
 from clustertune.core.wording import printable
@@ -138,7 +141,7 @@ class Journal:
         """Keys that were lost during the call; None if they are not known."""
         begun = [o for o in self.outcomes if o.seconds is not None]
         losing = [o for o in begun if isinstance(o.step.args, Drop | WorkerEnd)]
-        losing = [o for o in losing if o.status not in counts.UNTOUCHED]
+        losing = [o for o in losing if o.status not in UNTOUCHED]
         if self.losses is None or any(o.lost is None for o in losing):
             return None
         in_steps = sum(o.lost or 0 for o in self.outcomes)
@@ -193,11 +196,11 @@ class Journal:
         )
 
     def _steps(self, status: str) -> Iterator[Done]:
-        yield from map(counts.carried_out, self.outcomes)
+        yield from map(carried_out, self.outcomes)
         if status == "planned":
-            yield from counts.planned(self.plans[-1])
+            yield from planned(self.plans[-1])
         elif self.plans:
-            yield from counts.refusals(self.plans[-1])
+            yield from refusals(self.plans[-1])
 
 
 def _summaries(views: Sequence[View]) -> tuple[LayoutSummary, ...]:

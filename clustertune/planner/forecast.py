@@ -31,8 +31,7 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.profiles import ByteRange, TrainingShare
-from clustertune.core.results import Literal
-from clustertune.core.wording import bytes_text, plural, variable
+from clustertune.core.wording import Literal, bytes_text, plural, variable
 from clustertune.planner import remedies
 from clustertune.planner.layouts import (
     collection_bytes,

@@ -26,8 +26,9 @@ from clustertune.core.model import (
     Restart,
     Step,
     View,
+    critical,
+    info,
 )
-from clustertune.core.results import critical, info
 from clustertune.core.wording import are, names_text, plural, workers_text
 from clustertune.planner import guards, layouts, remedies
 from clustertune.planner.chunking import even

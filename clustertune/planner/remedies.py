@@ -6,10 +6,16 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from clustertune.core.model import CollectionInfo, Layout, Unknown, View, WorkerSnapshot
+from clustertune.core.model import (
+    ADDRESS,
+    CollectionInfo,
+    Layout,
+    Unknown,
+    View,
+    WorkerSnapshot,
+)
 from clustertune.core.profiles import BOUNDS
-from clustertune.core.results import ADDRESS, Literal, code
-from clustertune.core.wording import names_text, variable
+from clustertune.core.wording import Literal, code, names_text, variable
 from clustertune.planner.machines import by_host, host_memory
 
 #: variables that ``prepare`` takes by position

@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, Event, Nanny, Status, Worker, wait
 
 import clustertune
-from clustertune.core import counts
+from clustertune.core.results import summary_line
 from clustertune.errors import RefusedError
 from clustertune.remote import ship
 from clustertune.remote.scheduler import mover
@@ -732,7 +732,7 @@ def test_keys_that_others_lose_meanwhile(at_once: int) -> None:
         assert [step.lost for step in report.steps] == [0] * at_once
         assert [(x.worker, x.keys) for x in report.lost] == [(2, len(values))]
         assert report.status == "left"
-        done = counts.line(report.steps, lost=report.lost)
+        done = summary_line(report.steps, lost=report.lost)
         assert done.endswith("; lost 10 keys with worker 2, which ended meanwhile")
 
     test()

@@ -14,7 +14,7 @@ import pytest
 
 import clustertune
 from clustertune.cli import main
-from clustertune.core.results import Finding
+from clustertune.core.model import Finding
 
 ADDRESS = "tcp://10.0.0.5:8786"
 

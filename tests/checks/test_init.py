@@ -19,7 +19,7 @@ NAMES = sorted(check.__name__ for group in checks.CHECKS.values() for check in g
 PURE = ("planner",)  # folders of modules that a check may use
 #: single modules that a check may use
 SINGLE = (
-    *("errors", "core.profiles", "core.rules", "core.results", "core.model"),
+    *("errors", "core.profiles", "core.rules", "core.model"),
     "core.wording",
 )
 STANDARD = {

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustertune import checks
-from clustertune.core import counts, sections, tables
-from clustertune.core.counts import carried_out, planned
+from clustertune.core import sections, tables
 from clustertune.core.model import (
     Finding,
     Outcome,
@@ -28,7 +27,15 @@ from clustertune.core.model import (
     Trim,
 )
 from clustertune.core.report import SCHEMA_VERSION, Report
-from clustertune.core.results import Done, LayoutSummary, WorkerShare, WorkerState
+from clustertune.core.results import (
+    Done,
+    LayoutSummary,
+    WorkerShare,
+    WorkerState,
+    carried_out,
+    planned,
+    summary_line,
+)
 from clustertune.core.sections import headlines, of_findings
 from clustertune.core.tables import to_html
 from clustertune.operations.journal import Journal
@@ -93,7 +100,7 @@ def test_a_thousand_steps_are_no_line() -> None:
     assert "restart worker 999" in str(report)
     done = tuple(carried_out(Outcome(step=s, status="done")) for s in steps)
     report = replace(report, status="done", steps=done)
-    line = counts.line(report.steps)
+    line = summary_line(report.steps)
     assert line == "carried out 1,000 of 1,000 rebalance steps"
     assert headlines(report)[0].startswith(f"Ready: {line}; ")
 
@@ -103,7 +110,7 @@ def test_steps_of_older_reports_are_counted() -> None:
     step = carried_out(Outcome(step=STEP, status="done"))
     old = replace(step, verb="", noun="", total=None)
     report = Report(status="done", seconds=1.0, steps=(old, old))
-    assert counts.line(report.steps) == "carried out 2 steps"
+    assert summary_line(report.steps) == "carried out 2 steps"
 
 
 @pytest.mark.parametrize(

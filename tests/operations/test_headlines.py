@@ -13,8 +13,8 @@ import pytest
 from distributed import Client, Event, wait
 
 import clustertune
-from clustertune.core import counts
 from clustertune.core.report import Report
+from clustertune.core.results import summary_line
 from clustertune.core.sections import headlines
 from clustertune.errors import TimedOutError
 from tests.processes import cluster as processes
@@ -54,7 +54,7 @@ def test_a_busy_worker_does_not_stop_the_others(local_cluster: Any, busy: int) -
     client, data, gate, tasks = start(local_cluster, busy)
     report = clustertune.restart_workers(client, wait="0.3s")
     assert report.status == "left"
-    line = counts.line(report.steps)
+    line = summary_line(report.steps)
     skipped = names(report)[busy]
     begin = f"restarted 1 of 2 workers; skipped {skipped}: 1 task still runs after"
     assert line.startswith(begin)
@@ -88,7 +88,7 @@ def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None
     report = restarting.result
     assert isinstance(report, Report), report
     assert [s.status for s in report.steps] == ["failed", "done"], str(report)
-    line = counts.line(report.steps)
+    line = summary_line(report.steps)
     begin = (
         f"restarted 1 of 2 workers; failed {workers[address]['name']}: it "
         "ended during the wait for its tasks"
@@ -122,7 +122,7 @@ def test_a_busy_worker_while_another_one_ends(local_cluster: Any) -> None:
     assert isinstance(report, Report), report
     assert [(s.status, s.lost) for s in report.steps] == [("skipped", 0)], str(report)
     assert [(x.worker, x.keys) for x in report.lost or ()] == [(other_name, 1)]
-    line = counts.line(report.steps, lost=report.lost)
+    line = summary_line(report.steps, lost=report.lost)
     assert line.endswith(f"lost 1 key with worker {other_name}, which ended meanwhile")
     assert client.run(os.getpid)[first] == pids[first]
     gate.set()
@@ -140,7 +140,7 @@ def test_nothing_was_restarted(local_cluster: Any) -> None:
     tasks.append(client.submit(hold, "gate", workers=[other], pure=False))
     until(lambda: all(client.processing().values()))
     report = clustertune.restart_workers(client, wait="0.3s")
-    line = counts.line(report.steps)
+    line = summary_line(report.steps)
     first, second = names(report)
     begin = f"restarted 0 of 2 workers; skipped {first}: 1 task still runs after"
     assert line.startswith(begin)
@@ -206,11 +206,11 @@ def test_every_operation_counts(local_cluster: Any) -> None:
         ),
     }
     for text, report in done.items():
-        assert counts.line(report.steps) == text
+        assert summary_line(report.steps) == text
     data = client.map(lambda i: bytes(20_000 + i), range(10), key="more")
     wait(data)
     report = clustertune.release_data(client, data)
-    assert counts.line(report.steps) == "released 10 keys"
+    assert summary_line(report.steps) == "released 10 keys"
 
 
 @pytest.mark.parametrize("how", ["^C", "ended", "killed"])

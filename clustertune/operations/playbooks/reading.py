@@ -15,7 +15,7 @@ import yaml
 
 from clustertune import checks
 from clustertune.core import arguments
-from clustertune.core.results import Severity
+from clustertune.core.model import Severity
 from clustertune.core.wording import near, printable, seconds_text
 from clustertune.operations import workers
 from clustertune.operations.prepare import prepare

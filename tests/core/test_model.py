@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clustertune.core.results import Finding, Severity, code, warning
+from clustertune.core.model import Finding, Severity, warning
+from clustertune.core.wording import code
 
 
 @pytest.mark.parametrize(
