@@ -74,6 +74,22 @@ def fractions() -> dict[str, float]:
     }
 
 
+def history() -> Mapping[str, Any]:
+    """Return the settings ``clustertune.history``: enabled, path and label.
+
+    Raises ``ValueError`` if a setting does not exist, or has a wrong value.
+    """
+    path = "clustertune.history"
+    known = defaults()["clustertune"]["history"]
+    refuse_names(path, known)
+    found = {**known, **section(path)}
+    arguments.flag(f"{path}.enabled", found["enabled"])
+    arguments.file(f"{path}.path", found["path"])
+    if found["label"] is not None:
+        arguments.text(f"{path}.label", found["label"])
+    return found
+
+
 _ABSENT = object()
 
 

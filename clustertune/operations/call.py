@@ -91,7 +91,7 @@ def refuse_wrong_settings() -> None:
     """
     settings.refuse_unknown()
     checks.configured()
-    history.configured()
+    settings.history()
 
 
 def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:

@@ -13,11 +13,11 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clustertune import checks
 from clustertune.core import arguments, decoding, settings
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("clustertune")
 
-SETTINGS = "clustertune.history"
 MAX_SIZE = 16 * 2**20  # bytes of a file
 MAX_TEXT = 500  # characters of an error
 MARK = b'{"clustertune": '  # the start of each line
@@ -69,19 +68,7 @@ class Record:
     error: str = ""
 
 
-# --- settings and the file ------------------------------------------------------------
-
-
-def configured() -> Mapping[str, Any]:
-    """Return ``enabled``, ``path`` and ``label``; raise ValueError if one is wrong."""
-    known = settings.defaults()["clustertune"]["history"]
-    settings.refuse_names(SETTINGS, known)
-    found = {**known, **settings.section(SETTINGS)}
-    arguments.flag(f"{SETTINGS}.enabled", found["enabled"])
-    arguments.file(f"{SETTINGS}.path", found["path"])
-    if found["label"] is not None:
-        arguments.text(f"{SETTINGS}.label", found["label"])
-    return found
+# --- the file ------------------------------------------------------------
 
 
 def file_of(path: str | None) -> Path:
@@ -93,7 +80,7 @@ def file_of(path: str | None) -> Path:
     except RuntimeError as error:  # some containers have users without a home
         raise ClustertuneError(
             f"the user has no home folder for the history ({error}): set "
-            f"{SETTINGS}.path, or {SETTINGS}.enabled to false"
+            f"clustertune.history.path, or clustertune.history.enabled to false"
         ) from error
 
 
@@ -149,8 +136,8 @@ def _explained(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ClustertuneError(
             f"the history {printable(str(path))} cannot be used "
-            f"({error.strerror or error}): remove the cause, or set {SETTINGS}.path to "
-            "another file"
+            f"({error.strerror or error}): remove the cause, or set "
+            "clustertune.history.path to another file"
         ) from error
 
 
@@ -218,7 +205,7 @@ async def note_call(call: str, journal: Journal, report: Report) -> Report:
 async def note(make: Callable[[], Record]) -> str:
     """Add a record if the history is enabled; return the problem, or ""."""
     try:
-        own = configured()
+        own = settings.history()
         if own["enabled"]:
             record = make()
             record = replace(record, label=own["label"] or record.label)
@@ -276,7 +263,7 @@ def history(
 
     settings.refuse_unknown()
     checks.configured()
-    file, begin = file_of(configured()["path"]), 0.0
+    file, begin = file_of(settings.history()["path"]), 0.0
     if since is not None:
         begin = time.time() - arguments.duration("since", since)
     records, skipped = read(file)

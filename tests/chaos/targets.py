@@ -339,7 +339,7 @@ def _read_config(data: bytes) -> None:
     with dask.config.set({"clustertune": own if isinstance(own, dict) else {}}):
         for read in (
             checks.configured,
-            history.configured,
+            settings.history,
             preload.configured_schedules,
         ):
             _tolerant(read, (ValueError,))

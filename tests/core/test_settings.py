@@ -25,7 +25,6 @@ from clustertune.core.model import Severity
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs, Rows
 from clustertune.operations import call as entrance
-from clustertune.operations import history
 from clustertune.operations.call import refuse_wrong_settings
 from tests.builders import view, worker
 from tests.in_process import gen_cluster
@@ -198,12 +197,12 @@ def test_a_heading_with_nothing_below(name: str) -> None:
     with dask.config.set({f"clustertune.{name}": None}):
         checks.configured()
         assert checks.setting("memory_growth", "min_fraction") == 0.01
-        assert history.configured()["label"] is None
+        assert settings.history()["label"] is None
     with (
         dask.config.set({f"clustertune.{name}": "x"}),
         pytest.raises(ValueError, match=f"clustertune.{name}='x' must be a mapping"),
     ):
-        (history.configured if name == "history" else checks.configured)()
+        (settings.history if name == "history" else checks.configured)()
 
 
 @pytest.mark.parametrize("name", checks.available())
@@ -229,7 +228,7 @@ def test_a_history_that_is_set_wrongly(name: str, value: object, text: str) -> N
         dask.config.set({f"clustertune.history.{name}": value}),
         pytest.raises(ValueError, match=text),
     ):
-        history.configured()
+        settings.history()
 
 
 # --- checks and workloads of other packages -------------------------------------------
