@@ -55,13 +55,13 @@ the multiple counts.
 OWN = """
 ## Adding one
 
-Your own package adds a workload with a module and an entry point;
-[Contributing](design.md#a-workload) has a complete example. The module has a
-`PROFILE`, with the fields that `clustertune/core/profiles.py` describes. Optional
-functions are
+Your own package adds a workload with a subclass of `Workload` and an entry point;
+[Contributing](design.md#a-workload) has a complete example. The class has a
+`profile`, with the fields that `clustertune/core/profiles.py` describes. Optional are
 
-- `matches(estimator)`: whether an instance or a class belongs to this workload. Without
-  it, the workload is chosen by name only. Workloads of clustertune are tried first;
+- `kinds`: modules of its estimators, with names of their classes or none for all. Or
+  `matches(estimator)`: whether an instance or a class belongs to this workload. Without
+  both, the workload is chosen by name only. Workloads of clustertune are tried first;
 - `profile_for(estimator)`: another profile of the same name, if parameters change the
   needs;
 - `fit_kwargs(fit_inputs)` and `estimator_params(fit_inputs)`: arguments of `fit`, and

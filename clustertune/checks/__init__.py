@@ -5,9 +5,8 @@ topic, and has an entry in :data:`CHECKS`. Its docstring is its page for users, 
 paragraph that begins ``Remedy:``. Its keyword-only arguments are its settings, under
 ``clustertune.checks.<name>`` in Dask's configuration.
 
-Other packages add checks through the entry point group ``clustertune.checks``: such a
-function, or a module with a function ``find`` whose docstring is the page. An attribute
-``ERROR`` of either is the error with which a critical finding stops ``prepare``.
+Other packages add such functions through the entry point group ``clustertune.checks``.
+An attribute ``ERROR`` is the error with which a critical finding stops ``prepare``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 from clustertune.checks import (
@@ -36,11 +34,10 @@ from clustertune.core.wording import printable
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import plan
 
-Function = Callable[..., Iterable[Finding]]
-Check = Function | ModuleType
+Check = Callable[..., Iterable[Finding]]
 
 #: the checks of this package by the symptom that they explain
-CHECKS: Mapping[str, tuple[Function, ...]] = {
+CHECKS: Mapping[str, tuple[Check, ...]] = {
     "Training runs on only some workers": (
         workers.missing_workers,
         workers.paused_workers,
@@ -132,7 +129,8 @@ _WORST_FIRST = (Severity.critical, Severity.warning, Severity.unknown, Severity.
 @cache
 def available() -> Mapping[str, Check]:
     """Every check by name, in alphabetical order."""
-    return dict(sorted({**settings.entry_points_of("checks", "find"), **_OWN}.items()))
+    others = settings.entry_points_of("checks", callable)
+    return dict(sorted({**others, **_OWN}.items()))
 
 
 def by_symptom() -> Mapping[str, tuple[str, ...]]:
@@ -174,22 +172,15 @@ def page(name: str) -> str:
 # --- their settings -------------------------------------------------------------------
 
 
-def _function(check: Check) -> Function:
-    if isinstance(check, ModuleType):
-        function: Function = check.find
-        return function
-    return check
-
-
 def settings_of(check: Check) -> Mapping[str, Any]:
     """The settings of a check with their defaults."""
-    parameters = inspect.signature(_function(check)).parameters.values()
+    parameters = inspect.signature(check).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def settings_help(check: Check) -> Mapping[str, str]:
     """The description of each setting, from the docstring."""
-    _, _, section = (inspect.getdoc(_function(check)) or "").partition(_PARAMETERS)
+    _, _, section = (inspect.getdoc(check) or "").partition(_PARAMETERS)
     found: dict[str, str] = {}
     names: list[str] = []
     for line in section.splitlines():
@@ -285,11 +276,10 @@ def _find(
     name: str, check: Check, view: View, settings: Mapping[str, Any]
 ) -> Iterable[Finding]:
     """Findings of a check; the failure of another package's check is a finding."""
-    function = _function(check)
     if name in _OWN:
-        return function(view, **settings)
+        return check(view, **settings)
     try:
-        return list(function(view, **settings))
+        return list(check(view, **settings))
     except Exception as error:  # noqa: BLE001, the finding reports it
         text = printable(repr(error), longest=200)
         return [Finding(severity=Severity.unknown, message=f"the check failed: {text}")]

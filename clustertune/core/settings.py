@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
@@ -121,20 +121,19 @@ dask.config.update_defaults(defaults())
 logger = logging.getLogger("clustertune")
 
 
-def entry_points_of(group: str, function: str = "") -> Mapping[str, Any]:
+def entry_points_of(group: str, is_one: Callable[[Any], bool]) -> Mapping[str, Any]:
     """Return the objects of an entry point group by the names of the entries.
 
-    An object is omitted with a warning if it cannot be loaded, or if it is no function
-    and has none named ``function``.
+    An object is omitted with a warning if it cannot be loaded, or is none of these.
     """
     loaded = {
-        e.name: _load_entry(e, function)
+        e.name: _load_entry(e, is_one)
         for e in entry_points(group=f"clustertune.{group}")
     }
     return {name: found for name, found in loaded.items() if found is not None}
 
 
-def _load_entry(entry: EntryPoint, function: str) -> Any:
+def _load_entry(entry: EntryPoint, is_one: Callable[[Any], bool]) -> Any:
     named = f"{entry.group}: {entry.name} = {entry.value}"
     try:
         found = entry.load()
@@ -142,7 +141,7 @@ def _load_entry(entry: EntryPoint, function: str) -> Any:
         text = printable(repr(error), longest=200)
         logger.warning("%s cannot be loaded and is left out: %s", named, text)
         return None
-    if function and not callable(getattr(found, function, found)):
-        logger.warning("%s has no function %s and is left out", named, function)
-        return None
-    return found
+    if is_one(found):
+        return found
+    logger.warning("%s has another type and is left out", named)
+    return None

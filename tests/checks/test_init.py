@@ -74,13 +74,6 @@ def check(*findings, page=PAGE, error=None):
     return find
 
 
-def module(*findings, page=PAGE):
-    """Make a check with these findings, as a module of another package."""
-    other = ModuleType("others.check", page)
-    other.find = check(*findings, page="Find it.")
-    return other
-
-
 def test_every_public_function_is_a_check():
     """Each check explains one symptom; no two checks have the same name."""
     assert sorted(set(NAMES)) == NAMES
@@ -208,9 +201,9 @@ def test_a_finding_gets_the_name_of_its_check_and_keeps_its_remedy(monkeypatch):
     assert (second.check, second.remedy) == ("some", "do that")
 
 
-def test_a_check_may_be_a_module(monkeypatch):
-    """A module of another package has the page, and its ``find`` the settings."""
-    other = module(FOUND)
+def test_a_check_of_another_package(monkeypatch):
+    """It has a page and settings, as a check of this package."""
+    other = check(FOUND)
     use_checks(monkeypatch, some=other)
     (finding,) = checks.run(view(), {"some": {"most": 2}})
     assert finding.check == "some"
@@ -220,7 +213,7 @@ def test_a_check_may_be_a_module(monkeypatch):
 
 def test_an_object_that_is_no_check_is_left_out(monkeypatch, caplog):
     """It hides no other check, and a log line names it."""
-    found = {"bad": ModuleType("json"), "good": module(FOUND), "uneven_rows": check()}
+    found = {"bad": ModuleType("json"), "good": check(FOUND), "uneven_rows": check()}
     entries = [
         SimpleNamespace(
             name=name, group="clustertune.checks", value=name, load=lambda x=x: x
@@ -231,15 +224,15 @@ def test_an_object_that_is_no_check_is_left_out(monkeypatch, caplog):
     known = checks.available.__wrapped__()
     assert set(known) == {"good", *NAMES}
     assert known["uneven_rows"] is checks.available()["uneven_rows"]
-    assert "bad = bad has no function find" in caplog.text
+    assert "bad = bad has another type" in caplog.text
 
 
 def test_errors_of_checks_of_another_package(monkeypatch):
-    """A function or a module may have the attribute ``ERROR``."""
+    """A function may have the attribute ``ERROR``."""
     critical = Finding(severity=Severity.critical, message="m", check="some")
     use_checks(monkeypatch, some=check(error=AlignmentError))
     assert checks.error_of(critical) is AlignmentError
-    use_checks(monkeypatch, some=module())
+    use_checks(monkeypatch, some=check())
     assert checks.error_of(critical) is None
 
 

@@ -339,13 +339,14 @@ def test_none_of_it_takes_the_place_of_ours(
     (tmp_path / "ours.py").write_text("raise RuntimeError('not today')")
     groups = ("checks", "workloads")
     entries = {f"clustertune.{g}": {"trim": "json", "bad": "ours"} for g in groups}
-    del entries["clustertune.workloads"]["trim"]
     install(tmp_path, entries)
     monkeypatch.syspath_prepend(tmp_path)
     forget()
     try:
         with caplog.at_level(logging.WARNING, "clustertune"):
-            assert dict(settings.entry_points_of("workloads")) == {}
+            assert "trim" not in checks.available()
+            assert "json" not in libraries.available()
+            assert {w.profile.name for w in libraries.OWN} == {*libraries.available()}
             assert ACTIONS["trim"].propose.__module__ == "clustertune.actions.restart"
         assert "bad = ours cannot be loaded" in caplog.text
         assert "not today" in caplog.text

@@ -3,11 +3,7 @@
 Each library has a file with its ``WORKLOADS``; a :class:`~.workload.Workload` has a
 profile and the arguments of ``fit``.
 
-Other packages add workloads through the entry point group ``clustertune.workloads``.
-The entry's name is the name of the profile and its value is a module. The module has a
-``PROFILE`` and may have the functions of a workload: ``matches(estimator)``,
-``profile_for(estimator)``, ``fit_kwargs(fit_inputs)`` and
-``estimator_params(fit_inputs)``. It may have the attribute ``unfit``.
+Other packages add subclasses through the entry point group ``clustertune.workloads``.
 """
 
 from __future__ import annotations
@@ -15,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 from clustertune.core import settings
@@ -73,37 +68,17 @@ OWN: tuple[Workload, ...] = (
 )
 
 
-#: what a workload of another package may have, as :class:`~.workload.Workload` has it
-OPTIONAL = (
-    "matches",
-    "fit_kwargs",
-    "estimator_params",
-    "unfit",
-)
-
-
-class _Plugin(Workload):
-    """A workload of another package, which is a module."""
-
-    def __init__(self, module: ModuleType) -> None:
-        self.profile = module.PROFILE
-        self.__doc__ = module.__doc__
-        self._profile_for = getattr(module, "profile_for", None)
-        for name in OPTIONAL:
-            if hasattr(module, name):
-                setattr(self, name, getattr(module, name))
-
-    def profile_for(self, estimator: object) -> Profile:
-        found = self._profile_for(estimator) if self._profile_for else None
-        return found or self.profile
+def _is_workload(found: object) -> bool:
+    """Whether an object of another package is a class of workloads with a profile."""
+    is_class = isinstance(found, type) and issubclass(found, Workload)
+    return is_class and hasattr(found, "profile")
 
 
 @cache
 def available() -> Mapping[str, Workload]:
     """Return every workload by name, in alphabetical order."""
-    others = (
-        _Plugin(module) for module in settings.entry_points_of("workloads").values()
-    )
+    found = settings.entry_points_of("workloads", _is_workload)
+    others = (kind() for kind in found.values())
     every = {workload.profile.name: workload for workload in (*others, *OWN)}
     return dict(sorted(every.items()))
 

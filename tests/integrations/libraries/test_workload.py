@@ -469,13 +469,17 @@ def test_multiples() -> None:
 # --- workloads of other packages ------------------------------------------------------
 
 OTHER = '''
-"""A training library of another package."""
 from clustertune.core.profiles import Profile
-PROFILE = Profile(name="boost", title="Boost", memory_multiple={8: 3.0}, source="said")
-def matches(estimator):
-    return True
-def fit_kwargs(handed):
-    return {"weights": handed.training.sample_weight}
+from clustertune.integrations.libraries.workload import Workload
+class Boost(Workload):
+    """A training library of another package."""
+    profile = Profile(
+        name="boost", title="Boost", memory_multiple={8: 3.0}, source="said"
+    )
+    def matches(self, estimator):
+        return True
+    def fit_kwargs(self, handed):
+        return {"weights": handed.training.sample_weight}
 '''
 
 
@@ -487,7 +491,7 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: boost\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[clustertune.workloads]\nboost = others_boost\n"
+        "[clustertune.workloads]\nboost = others_boost:Boost\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     libraries.available.cache_clear()
