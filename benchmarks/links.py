@@ -4,24 +4,28 @@ The hosts are network namespaces with a worker each, behind links with a limited
 (`tests/hosts/lab.py`; needs root on Linux). All rows are on the first host, and then
 each host gets a quarter. `ours` is `prepare`. `recipe` rechunks X and y into even
 partitions, persists them, and calls `client.rebalance`. `p2p` rechunks them with Dask's
-P2P shuffle. `reload` reads the data again from Parquet files. All hosts read them from
-the same disk, so no byte of them crosses a link here; on a shared folder all of them
-do. The limit of the seconds is the time in which three quarters of the data leave the
-first host. `even rows` are the rows of the fullest host / a quarter; a variant with
-uneven rows is no alternative, and is not compared.
+P2P shuffle. `reload` reads the data again from Parquet files without compression, which
+another host serves over a link of the same rate; each host reads a quarter. The limit
+of the seconds is the time in which three quarters of the data leave the first host.
+`even rows` are the rows of the fullest host / a quarter; a variant with uneven rows is
+no alternative, and is not compared. Then `restart_workers` restarts all hosts one after
+the other, with the data on all of them.
 
 Options: `--rounds 6`, `--mb 300`, `--rates 1gbit,200mbit`, `--partitions 40`.
 """
 
 import argparse
+import io
 import re
+import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from urllib.request import urlopen
 
 import dask
-import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from distributed import futures_of, wait
@@ -29,18 +33,21 @@ from measure import compare, interval, machine, ratios, show
 
 import clustertune
 from tests.hosts import lab as labs
-from tests.hosts.clusters import Cluster, load
+from tests.hosts.clusters import Cluster, assert_intact, load
+from tests.processes import until
 
 HOSTS = ("h1", "h2", "h3", "h4")
 NEW = 16  # partitions of the recipe and of P2P
 EVEN = 1.1  # rows of the fullest host / a quarter
+PORT = 8800  # of the host that serves files
 
 
-def ours(client, X, y, folder):
-    return clustertune.prepare(client, X, y, estimator="xgboost", progress=False)
+def ours(cluster, client, X, y):
+    new = clustertune.prepare(client, X, y, estimator="xgboost", progress=False)
+    return tuple(new)
 
 
-def recipe(client, X, y, folder, method="tasks"):
+def recipe(cluster, client, X, y, method="tasks"):
     chunks = -(-len(X) // NEW)
     X, y = (a.rechunk((chunks, *a.shape[1:]), method=method) for a in (X, y))
     X, y = client.persist([X, y])
@@ -50,10 +57,23 @@ def recipe(client, X, y, folder, method="tasks"):
     return X, y
 
 
-def reload(client, X, y, folder):
-    frame = client.persist(dd.read_parquet(folder))
-    wait(frame)
-    return frame, frame["y"]
+def reload(cluster, client, X, y):
+    workers = cluster.on(client, *HOSTS)
+    some = [
+        client.submit(read, url(cluster, i), workers=workers[i % len(HOSTS)], pure=False)
+        for i in range(X.numblocks[0])
+    ]
+    wait(some)
+    return some, None
+
+
+def url(cluster, number):
+    return f"http://{cluster.lab['client'].address}:{PORT}/{number:03}.parquet"
+
+
+def read(url):
+    with urlopen(url) as opened:
+        return pd.read_parquet(io.BytesIO(opened.read()))
 
 
 VARIANTS = {
@@ -70,7 +90,22 @@ def write(folder, mib, partitions):
     for i, rows in enumerate(np.array_split(np.arange(total, dtype="f8"), partitions)):
         values = rows[:, None] + np.arange(32) * 0.5
         frame = pd.DataFrame(values, columns=[f"x{c}" for c in range(32)])
-        frame.assign(y=2 * rows).to_parquet(folder / f"{i:03}.parquet")
+        frame.assign(y=2 * rows).to_parquet(
+            folder / f"{i:03}.parquet", compression=None
+        )
+
+
+def serve(cluster, folder):
+    """Serve the files of a folder on the host of this process."""
+    host = cluster.lab["client"]
+    options = ("--bind", host.address, "--directory", folder)
+    host.start(sys.executable, "-m", "http.server", PORT, *options)
+    until(lambda: _answers(url(cluster, 0)))
+
+
+def _answers(url):
+    with suppress(OSError), urlopen(url):
+        return True
 
 
 def rows_by_host(cluster, client, X):
@@ -85,30 +120,48 @@ def rows_by_host(cluster, client, X):
     return load
 
 
-def measure(cluster, rate, variant, options, folder):
-    """Seconds, bytes that crossed, the fewest bytes, and evenness of one variant."""
+def start(cluster, options, *on):
+    """X and y on these hosts."""
     client = cluster.start(**{name: {"memory": "2GiB"} for name in HOSTS})
     X, y = load(
         client,
         mib=options.mb * 10**6 // 2**20,
         partitions=options.partitions,
-        workers=cluster.on(client, "h1"),
+        workers=cluster.on(client, *on),
     )
-    for name in HOSTS:
+    return client, X, y
+
+
+def measure(cluster, rate, variant, options):
+    """Seconds, bytes that crossed, the fewest bytes, and evenness of one variant."""
+    client, X, y = start(cluster, options, HOSTS[0])
+    for name in (*HOSTS, "client"):
         cluster.lab[name].rate(rate)
     with cluster.lab.crossing() as crossed:
         begun = perf_counter()
-        new = VARIANTS[variant](client, X, y, str(folder))
+        new, _ = VARIANTS[variant](cluster, client, X, y)
         seconds = perf_counter() - begun
-    cluster.lab[HOSTS[0]].repair()
-    load_of = rows_by_host(
-        cluster, client, next(iter(new)) if variant == "ours" else new[0]
-    )
+    cluster.lab["client"].repair()
+    load_of = rows_by_host(cluster, client, new)
     even = max(load_of.values()) / (sum(load_of.values()) / len(HOSTS))
-    nbytes = sum(crossed[name] for name in HOSTS)
+    nbytes = sum(crossed[name] for name in (*HOSTS, "client"))
     fewest = (X.nbytes + y.nbytes) * 3 / 4
     cluster.repair()
     return seconds, nbytes, fewest, even
+
+
+def restart(cluster, options):
+    """Seconds of a rolling restart, and bytes that crossed / those of the data."""
+    client, X, y = start(cluster, options, *HOSTS)
+    with cluster.lab.crossing() as crossed:
+        begun = perf_counter()
+        report = clustertune.restart_workers(client, X, y, progress=False)
+        seconds = perf_counter() - begun
+    assert report.status == "done", report
+    assert_intact(client, X, y)
+    cluster.repair()
+    nbytes = sum(crossed[name] for name in HOSTS)
+    return {"seconds": seconds, "crossed": nbytes / (X.nbytes + y.nbytes)}
 
 
 def main():
@@ -127,25 +180,34 @@ def main():
         data.mkdir()
         write(data, options.mb * 10**6 // 2**20, options.partitions)
         cluster = Cluster(lab)
+        serve(cluster, data)
         try:
             for rate in options.rates.split(","):
                 rounds = [
-                    one_round(cluster, rate, number, options, data)
+                    one_round(cluster, rate, number, options)
                     for number in range(options.rounds)
                 ]
                 report(rate, rounds)
+            rounds = [restart(cluster, options) for _ in range(options.rounds)]
+            show(rounds, {"seconds": "rolling restart, s"})
+            compare(
+                "rolling restart: bytes that crossed / bytes of the data",
+                interval([r["crossed"] for r in rounds]),
+                at_most=0.01,
+                headline=True,
+            )
         finally:
             cluster.repair()
             cluster.stop()
 
 
-def one_round(cluster, rate, number, options, data):
+def one_round(cluster, rate, number, options):
     """Figures of each variant; another one is the first in each round."""
     names = [*VARIANTS]
     first = number % len(names)
     found = {}
     for v in names[first:] + names[:first]:
-        seconds, nbytes, fewest, even = measure(cluster, rate, v, options, data)
+        seconds, nbytes, fewest, even = measure(cluster, rate, v, options)
         found |= {
             f"{v}.seconds": seconds,
             f"{v}.mb": nbytes / 1e6,
@@ -177,7 +239,7 @@ def report(rate, rounds):
     )
     even = [
         v
-        for v in ("recipe", "p2p")
+        for v in ("recipe", "p2p", "reload")
         if interval([r[f"{v}.even"] for r in rounds]).high <= EVEN
     ]
     for v in even:
@@ -187,10 +249,6 @@ def report(rate, rounds):
             at_most=0.8,
             headline=True,
         )
-    compare(
-        f"{rate}: seconds, ours / reload without a link",
-        ratios(rounds, "ours.seconds", "reload.seconds"),
-    )
     compare(
         f"{rate}: bytes that crossed, ours / fewest",
         ratios(rounds, "ours.mb", "fewest"),

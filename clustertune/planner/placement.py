@@ -38,7 +38,7 @@ ALL = 2_000_000  # numbers in the loads of all placements, up to which all are t
 WAYS = 4_096  # placements that one step of the local search tries
 TRIES = 800  # steps of a local search
 PATIENCE = 200  # steps without an improvement after which the search ends
-NEAR = 1e-4  # a smaller fraction of all bytes is not worth a search
+NEAR = 1e-4  # a smaller fraction of all bytes or of a share is not worth a search
 LARGE = 20_000  # partitions; with more, the first placement is near the bound
 OVER = 1e6  # strain of a worker at its budget; more does not fit
 EXACT = 1 + 1e-12  # rounding error of a ratio
@@ -250,12 +250,17 @@ def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
     """
     rows, share = problem.rows, problem.share
     largest = rows.max(initial=0) / share.max()  # some worker has this partition
-    limit = max(floor, max(largest, _least_by_count(rows, share)) * EXACT)
+    least = max(largest, _least_by_count(rows, share))
+    limit = max(floor, least * EXACT)
     target = _fill(problem, limit, stay=True)
     home = even = np.where(problem.home < 0, target, problem.home)
     if _is_small(problem):
         _replace(problem, target, limit, np.arange(rows.size), np.arange(share.size))
         return target, max(limit, _worst(problem, target))
+    if _worst(problem, target) > limit:
+        near = max(limit, least * (1 + NEAR))
+        target = _fill(problem, near, stay=True)
+        limit = near if _worst(problem, target) <= near else limit
     if _worst(problem, target) > limit:
         fresh = _fill(problem, limit, stay=False)
         _improve(_bare(problem), fresh, limit)
@@ -429,22 +434,33 @@ def _most_kept(problem: _Problem, limit: float) -> float:
     """Return an upper bound of the bytes that can stay on their workers.
 
     Each worker keeps partitions with most bytes per row, the last one in part, until
-    its share of rows is full. Rows come in whole units.
+    its share of rows is full. Rows come in whole units. It keeps no more partitions
+    than would fit if these were its smallest, and no more bytes than as many of its
+    largest have.
     """
     unit = int(np.gcd.reduce(problem.rows)) or 1
     room = np.floor(limit * problem.share / unit) * unit
-    rows = problem.rows[problem.partition]
-    density = np.divide(
-        problem.held, rows, out=np.full(rows.size, np.inf), where=rows > 0
-    )
-    order = np.lexsort((-density, problem.holder))
-    holder, rows, held = problem.holder[order], rows[order], problem.held[order]
-    before = np.cumsum(rows) - rows  # of this worker and of earlier ones
-    first = np.searchsorted(holder, np.arange(room.size))
-    before -= np.append(before, 0)[first][holder]
-    fits = np.clip(room[holder] - before, 0, rows)
-    share = np.divide(fits, rows, out=np.ones(rows.size), where=rows > 0)
-    return float((held * share).sum())
+    rows, held, holder = problem.rows[problem.partition], problem.held, problem.holder
+    density = np.divide(held, rows, out=np.full(rows.size, np.inf), where=rows > 0)
+
+    def by_worker(order: Array, amount: Array) -> tuple[Array, Array]:
+        """Return holders in this order, and what each one has in entries before."""
+        on, amount = holder[order], amount[order]
+        before = np.append(np.cumsum(amount) - amount, 0)
+        return on, before[:-1] - before[np.searchsorted(on, np.arange(room.size))][on]
+
+    dense = np.lexsort((-density, holder))
+    on, before = by_worker(dense, rows)
+    fits = np.clip(room[on] - before, 0, rows[dense])
+    share = np.divide(fits, rows[dense], out=np.ones(rows.size), where=rows[dense] > 0)
+    in_part = np.bincount(on, share * held[dense], room.size)
+    small = np.lexsort((rows, holder))
+    on, before = by_worker(small, rows)
+    count = np.bincount(on[before + rows[small] <= room[on]], minlength=room.size)
+    large = np.lexsort((-held, rows > 0, holder))  # without rows: always kept
+    on, before = by_worker(large, np.ones_like(rows))
+    whole = np.bincount(on, held[large] * (before < count[on]), room.size)
+    return float(np.minimum(in_part, whole).sum())
 
 
 def _is_best(problem: _Problem, target: Array, floor: float, bound: float) -> bool:

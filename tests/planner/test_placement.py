@@ -472,14 +472,30 @@ def test_the_search_ends_where_nothing_better_exists(case):
         assert early.moved <= late.moved + placement.NEAR * late.moved
 
 
-def test_partitions_alike_are_placed_at_once(monkeypatch):
-    """No search where as much stays as can: 300 of them, all on half of the workers."""
+@pytest.mark.parametrize(
+    ("size", "last", "workers", "on", "imbalance"),
+    [
+        (300, 1000, 4, 2, 1.0),
+        (40, 976, 4, 1, 1.001),
+        (500, 999, 16, 1, 1.024003),  # 4 workers need 32 partitions, and 3 have 32,000
+    ],
+)
+def test_partitions_alike_are_placed_at_once(
+    monkeypatch, size, last, workers, on, imbalance
+):
+    """No search where as much stays as can, although the last one has fewer rows."""
     searched = []
-    monkeypatch.setattr(placement, "_neighbours", lambda *_: searched.append(1))
-    rows = [10] * 300
-    found = lay([i % 2 for i in range(300)], rows, [1] * 4, tolerance=0.0)
-    assert found.rows.tolist() == [750] * 4
-    assert found.moved == 150 * 100
+
+    def search(*_, **options):
+        searched.append(1)
+        return np.array([]), np.array([])
+
+    monkeypatch.setattr(placement, "_neighbours", search)
+    rows = [1000] * (size - 1) + [last]
+    found = lay([i % on for i in range(size)], rows, [1] * workers, tolerance=0.01)
+    kept = on * int(np.ceil(size / workers))
+    assert found.moved == pytest.approx((size - kept) * 10_000, rel=1e-3)
+    assert found.imbalance <= imbalance
     assert not searched
 
 
