@@ -4,12 +4,12 @@ The hosts are network namespaces with a worker each, behind links with a limited
 (`tests/hosts/lab.py`; needs root on Linux). All rows are on the first host, and then
 each host gets a quarter. `ours` is `prepare`. `recipe` rechunks X and y into even
 partitions, persists them, and calls `client.rebalance`. `p2p` rechunks them with Dask's
-P2P shuffle. `reload` reads the data again from Parquet files without compression, which
-another host serves over a link of the same rate; each host reads a quarter. The limit
-of the seconds is the time in which three quarters of the data leave the first host.
-`even rows` are the rows of the fullest host / a quarter; a variant with uneven rows is
-no alternative, and is not compared. Then `restart_workers` restarts all hosts one after
-the other, with the data on all of them.
+P2P shuffle. `reload` reads the data again from Parquet files (plain, as random
+values are), which another host serves over a link of the same rate; each host reads a
+quarter. The limit of the seconds is the time in which three quarters of the data leave
+the first host. `even rows` are the rows of the fullest host / a quarter; a variant with
+uneven rows is no alternative, and is not compared. Then `restart_workers` restarts all
+hosts one after the other, with the data on all of them.
 
 Options: `--rounds 6`, `--mb 300`, `--rates 1gbit,200mbit`, `--partitions 40`.
 """
@@ -60,7 +60,9 @@ def recipe(cluster, client, X, y, method="tasks"):
 def reload(cluster, client, X, y):
     workers = cluster.on(client, *HOSTS)
     some = [
-        client.submit(read, url(cluster, i), workers=workers[i % len(HOSTS)], pure=False)
+        client.submit(
+            read, url(cluster, i), workers=workers[i % len(HOSTS)], pure=False
+        )
         for i in range(X.numblocks[0])
     ]
     wait(some)
@@ -91,7 +93,7 @@ def write(folder, mib, partitions):
         values = rows[:, None] + np.arange(32) * 0.5
         frame = pd.DataFrame(values, columns=[f"x{c}" for c in range(32)])
         frame.assign(y=2 * rows).to_parquet(
-            folder / f"{i:03}.parquet", compression=None
+            folder / f"{i:03}.parquet", compression=None, use_dictionary=False
         )
 
 
