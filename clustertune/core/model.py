@@ -37,6 +37,7 @@ from clustertune.core.snapshots import Int64s as Int64s
 from clustertune.core.snapshots import Key as Key
 from clustertune.core.snapshots import KeyGroup as KeyGroup
 from clustertune.core.snapshots import Layout as Layout
+from clustertune.core.snapshots import LayoutSummary as LayoutSummary
 from clustertune.core.snapshots import LeaseHolder as LeaseHolder
 from clustertune.core.snapshots import OtherVersions as OtherVersions
 from clustertune.core.snapshots import ParkingSpace as ParkingSpace
@@ -50,6 +51,7 @@ from clustertune.core.snapshots import Thresholds as Thresholds
 from clustertune.core.snapshots import Unknown as Unknown
 from clustertune.core.snapshots import UnmetRestriction as UnmetRestriction
 from clustertune.core.snapshots import WorkerFacts as WorkerFacts
+from clustertune.core.snapshots import WorkerShare as WorkerShare
 from clustertune.core.snapshots import WorkerSnapshot as WorkerSnapshot
 from clustertune.core.snapshots import is_loopback as is_loopback
 from clustertune.core.wording import bytes_text, plural

@@ -14,6 +14,7 @@ from clustertune.core.model import (
     BringBack,
     Drop,
     Finding,
+    LayoutSummary,
     Load,
     Moves,
     Outcome,
@@ -66,32 +67,6 @@ class Done:
     loses: bool = False  # whether such a step can lose keys
     lost: int | None = None  # keys; None: unknown
     predicted_peak: int | None = None  # greatest rise of one worker's memory, in bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerShare:
-    """The part of a layout that one worker holds."""
-
-    worker: str | int  # id
-    partitions: int
-    rows: int
-    nbytes: int
-    share: float  # its rows divided by its fair share; 0 if its fair share is 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutSummary:
-    """A layout in a few numbers."""
-
-    label: str
-    collections: tuple[str, ...]
-    partitions: int
-    loaded: bool
-    rows: int | None  # None: unknown, or not the same for all collections
-    nbytes: int | None
-    separated: int | None  # pairs
-    imbalance: float | None  # rows of the fullest worker divided by its fair share
-    workers: tuple[WorkerShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

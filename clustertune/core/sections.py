@@ -12,16 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from clustertune.core.model import Finding, Severity
-from clustertune.core.results import (
-    EXECUTED,
-    Done,
-    LayoutSummary,
-    Results,
-    WorkerShare,
-    WorkerState,
-    summary_line,
-)
+from clustertune.core.model import Finding, LayoutSummary, Severity, WorkerShare
+from clustertune.core.results import EXECUTED, Done, Results, WorkerState, summary_line
 from clustertune.core.tables import (
     MAX_ROWS,
     NONE,

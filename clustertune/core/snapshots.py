@@ -435,3 +435,29 @@ class Layout:
         """Bytes of all collections of a loaded layout."""
         known = (m.nbytes for m in self.collections if m.nbytes is not None)
         return sum(int(nbytes.sum()) for nbytes in known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerShare:
+    """The part of a layout that one worker holds."""
+
+    worker: str | int  # id
+    partitions: int
+    rows: int
+    nbytes: int
+    share: float  # its rows divided by its fair share; 0 if its fair share is 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSummary:
+    """A layout in a few numbers."""
+
+    label: str
+    collections: tuple[str, ...]
+    partitions: int
+    loaded: bool
+    rows: int | None  # None: unknown, or not the same for all collections
+    nbytes: int | None
+    separated: int | None  # pairs
+    imbalance: float | None  # rows of the fullest worker divided by its fair share
+    workers: tuple[WorkerShare, ...] = ()

@@ -28,6 +28,7 @@ from clustertune.core.model import (
     Finding,
     Goal,
     Layout,
+    LayoutSummary,
     Outcome,
     Plan,
     Severity,
@@ -41,7 +42,6 @@ from clustertune.core.report import Report
 from clustertune.core.results import (
     UNTOUCHED,
     Done,
-    LayoutSummary,
     Loss,
     WorkerState,
     carried_out,

@@ -21,14 +21,15 @@ from clustertune.core.model import (
     Float64s,
     Int64s,
     Layout,
+    LayoutSummary,
     Move,
     Moves,
     Rechunk,
     Unknown,
     View,
+    WorkerShare,
     WorkerSnapshot,
 )
-from clustertune.core.results import LayoutSummary, WorkerShare
 from clustertune.core.wording import natural
 
 Targets = Int64s

@@ -33,9 +33,9 @@ from hypothesis import strategies as st
 from clustertune import checks, preload
 from clustertune.cli import main, running
 from clustertune.core import arguments, settings
-from clustertune.core.model import Finding, Severity
+from clustertune.core.model import Finding, LayoutSummary, Severity, WorkerShare
 from clustertune.core.report import Report
-from clustertune.core.results import Done, LayoutSummary, WorkerShare
+from clustertune.core.results import Done
 from clustertune.integrations import libraries
 from clustertune.operations import history, schedules
 from clustertune.operations.playbooks import reading

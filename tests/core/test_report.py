@@ -17,6 +17,7 @@ from clustertune import checks
 from clustertune.core import sections, tables
 from clustertune.core.model import (
     Finding,
+    LayoutSummary,
     Outcome,
     Plan,
     Price,
@@ -25,12 +26,11 @@ from clustertune.core.model import (
     Severity,
     Step,
     Trim,
+    WorkerShare,
 )
 from clustertune.core.report import SCHEMA_VERSION, Report
 from clustertune.core.results import (
     Done,
-    LayoutSummary,
-    WorkerShare,
     WorkerState,
     carried_out,
     planned,
