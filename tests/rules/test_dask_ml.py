@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -121,9 +120,13 @@ def test_what_is_read_once_is_left_lazy(client: Any, kind: str) -> None:
     assert np.array_equal(lazy.compute(), loaded.compute())
 
 
+def _predict(part: Any, model: Any) -> Any:
+    return model.predict(part)
+
+
 @pytest.mark.parametrize("kind", ["array", "dataframe"])
 def test_the_model_is_sent_once(client: Any, tmp_path: Path, kind: str) -> None:
-    """``dask.delayed`` sends it once to each worker, not with every partition."""
+    """``ParallelPostFit`` sends it with every partition, ``client.scatter`` once."""
     values = numbers(1200)
     partitions = cut(values, *[100] * 12)
     if kind == "dataframe":
@@ -138,10 +141,11 @@ def test_the_model_is_sent_once(client: Any, tmp_path: Path, kind: str) -> None:
         return Counter(p for p in map(int, notes.read_text().split()) if p in workers)
 
     def prepared(model: Any) -> Any:
-        meta = np.empty(0, dtype=model.classes_.dtype)
-        wrapper = ParallelPostFit(dask.delayed(model), predict_meta=meta)
-        p = clustertune.prepare(client, X, estimator=wrapper)
-        return wrapper.predict(p.X)
+        p = clustertune.prepare(client, X, estimator=ParallelPostFit(model))
+        sent = client.scatter(model, broadcast=True)
+        if kind == "array":
+            return p.X.map_blocks(_predict, model=sent, dtype=int, drop_axis=1)
+        return p.X.map_partitions(_predict, sent, meta=np.empty(0, dtype=int))
 
     assert sum(reads(lambda model: ParallelPostFit(model).predict(X)).values()) >= 12
     assert dict(reads(prepared)) == dict.fromkeys(workers, 1)
