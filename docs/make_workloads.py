@@ -55,7 +55,7 @@ the multiple counts.
 OWN = """
 ## Adding one
 
-Your own package adds a workload with a subclass of `Workload` and an entry point;
+Your own package adds an instance of a subclass of `Workload`, by an entry point;
 [Contributing](design.md#a-workload) has a complete example. The class has a
 `profile`, with the fields that `clustertune/core/profiles.py` describes. Optional are
 

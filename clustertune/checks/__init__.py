@@ -129,7 +129,7 @@ _WORST_FIRST = (Severity.critical, Severity.warning, Severity.unknown, Severity.
 @cache
 def available() -> Mapping[str, Check]:
     """Every check by name, in alphabetical order."""
-    others = settings.entry_points_of("checks", callable)
+    others = settings.entry_points_of("checks", "a function", callable)
     return dict(sorted({**others, **_OWN}.items()))
 
 

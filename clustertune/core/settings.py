@@ -121,19 +121,22 @@ dask.config.update_defaults(defaults())
 logger = logging.getLogger("clustertune")
 
 
-def entry_points_of(group: str, is_one: Callable[[Any], bool]) -> Mapping[str, Any]:
+def entry_points_of(
+    group: str, takes: str, is_one: Callable[[Any], bool]
+) -> Mapping[str, Any]:
     """Return the objects of an entry point group by the names of the entries.
 
-    An object is omitted with a warning if it cannot be loaded, or is none of these.
+    An object is omitted with a warning if it cannot be loaded, or is not what the group
+    ``takes``, such as "a function".
     """
     loaded = {
-        e.name: _load_entry(e, is_one)
+        e.name: _load_entry(e, takes, is_one)
         for e in entry_points(group=f"clustertune.{group}")
     }
     return {name: found for name, found in loaded.items() if found is not None}
 
 
-def _load_entry(entry: EntryPoint, is_one: Callable[[Any], bool]) -> Any:
+def _load_entry(entry: EntryPoint, takes: str, is_one: Callable[[Any], bool]) -> Any:
     named = f"{entry.group}: {entry.name} = {entry.value}"
     try:
         found = entry.load()
@@ -143,5 +146,5 @@ def _load_entry(entry: EntryPoint, is_one: Callable[[Any], bool]) -> Any:
         return None
     if is_one(found):
         return found
-    logger.warning("%s has another type and is left out", named)
+    logger.warning("%s is not %s and is left out", named, takes)
     return None

@@ -68,7 +68,7 @@ class Record:
     error: str = ""
 
 
-# --- the file ------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------
 
 
 def file_of(path: str | None) -> Path:
@@ -80,7 +80,7 @@ def file_of(path: str | None) -> Path:
     except RuntimeError as error:  # some containers have users without a home
         raise ClustertuneError(
             f"the user has no home folder for the history ({error}): set "
-            f"clustertune.history.path, or clustertune.history.enabled to false"
+            "clustertune.history.path, or clustertune.history.enabled to false"
         ) from error
 
 

@@ -224,7 +224,7 @@ def test_an_object_that_is_no_check_is_left_out(monkeypatch, caplog):
     known = checks.available.__wrapped__()
     assert set(known) == {"good", *NAMES}
     assert known["uneven_rows"] is checks.available()["uneven_rows"]
-    assert "bad = bad has another type" in caplog.text
+    assert "bad = bad is not a function and is left out" in caplog.text
 
 
 def test_errors_of_checks_of_another_package(monkeypatch):

@@ -345,10 +345,11 @@ def test_none_of_it_takes_the_place_of_ours(
     try:
         with caplog.at_level(logging.WARNING, "clustertune"):
             assert "trim" not in checks.available()
-            assert "json" not in libraries.available()
             assert {w.profile.name for w in libraries.OWN} == {*libraries.available()}
             assert ACTIONS["trim"].propose.__module__ == "clustertune.actions.restart"
         assert "bad = ours cannot be loaded" in caplog.text
         assert "not today" in caplog.text
+        assert "trim = json is not a function" in caplog.text
+        assert "trim = json is not a Workload with a profile" in caplog.text
     finally:
         forget()

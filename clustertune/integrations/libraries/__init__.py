@@ -3,7 +3,7 @@
 Each library has a file with its ``WORKLOADS``; a :class:`~.workload.Workload` has a
 profile and the arguments of ``fit``.
 
-Other packages add subclasses through the entry point group ``clustertune.workloads``.
+Other packages add workloads through the entry point group ``clustertune.workloads``.
 """
 
 from __future__ import annotations
@@ -69,16 +69,15 @@ OWN: tuple[Workload, ...] = (
 
 
 def _is_workload(found: object) -> bool:
-    """Whether an object of another package is a class of workloads with a profile."""
-    is_class = isinstance(found, type) and issubclass(found, Workload)
-    return is_class and hasattr(found, "profile")
+    profile = getattr(found, "profile", None)
+    return isinstance(found, Workload) and isinstance(profile, Profile)
 
 
 @cache
 def available() -> Mapping[str, Workload]:
     """Return every workload by name, in alphabetical order."""
-    found = settings.entry_points_of("workloads", _is_workload)
-    others = (kind() for kind in found.values())
+    takes = "a Workload with a profile"
+    others = settings.entry_points_of("workloads", takes, _is_workload).values()
     every = {workload.profile.name: workload for workload in (*others, *OWN)}
     return dict(sorted(every.items()))
 

@@ -480,6 +480,7 @@ class Boost(Workload):
         return True
     def fit_kwargs(self, handed):
         return {"weights": handed.training.sample_weight}
+BOOST = Boost()
 '''
 
 
@@ -491,7 +492,7 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: boost\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[clustertune.workloads]\nboost = others_boost:Boost\n"
+        "[clustertune.workloads]\nboost = others_boost:BOOST\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     libraries.available.cache_clear()
