@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from math import inf
 from numbers import Integral, Real
 from os import PathLike, fspath
@@ -241,26 +242,18 @@ def distinct(name: str, values: Sequence[str]) -> tuple[str, ...]:
     return tuple(values)
 
 
-def variables(name: str, value: Any, *, any_name: bool = False) -> dict[str, str]:
-    """Return environment variables by name; for None, none.
-
-    Unless ``any_name`` is set, only those of thread pools and allocators are allowed
-    (``TUNING``).
-    """
+def variables(name: str, value: Any) -> dict[str, str]:
+    """Return variables of thread pools and allocators (``TUNING``); for None, none."""
     if value is None:
         return {}
     sound = isinstance(value, Mapping) and all(
-        isinstance(k, str)
-        and isinstance(v, str)
-        and is_variable_name(k)
-        and "\0" not in v
-        for k, v in value.items()
+        isinstance(text, str) for text in chain(*value.items())
     )
     if not sound:
         example = '{"OMP_NUM_THREADS": "2"}'
         allowed = f"a mapping of names to texts, like {example}, or None"
         raise _wrong(name, value, allowed)
-    if not any_name and (problem := variables_objection(value)):
+    if problem := variables_objection(value):
         raise ValueError(f"{name}: {problem}")
     return dict(value)
 
@@ -269,8 +262,8 @@ def variables(name: str, value: Any, *, any_name: bool = False) -> dict[str, str
 
 # Some variables make a process run commands (BROWSER), load code (LD_PRELOAD,
 # OMP_TOOL_LIBRARIES, DASK_DISTRIBUTED__WORKER__PRELOAD) or write files (MALLOC_TRACE,
-# MALLOC_CONF, MKL_VERBOSE_OUTPUT_FILE). So a playbook may set only these variables,
-# whose values are numbers or fixed words. Prefixes such as OMP_ would not be safe.
+# MALLOC_CONF, MKL_VERBOSE_OUTPUT_FILE). So only these variables can be set, whose
+# values are numbers or fixed words. Prefixes such as OMP_ would not be safe.
 
 #: threads of OpenMP (GNU, Intel), MKL, OpenBLAS, BLIS, numexpr, Accelerate; allocators
 #: of glibc and Arrow. ``*_NUM_THREADS`` is allowed as well.
@@ -286,32 +279,21 @@ TUNING = (
     "VECLIB_MAXIMUM_THREADS",
 )  # fmt: skip
 _THREAD_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*_NUM_THREADS", re.ASCII)
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _VARIABLE_VALUE = re.compile(r"[\w .,:;=+*%{}()\[\]-]{0,200}", re.ASCII)
 
 
-def is_variable_name(name: str) -> bool:
-    """Whether a shell accepts the name of the variable."""
-    return _VARIABLE_NAME.fullmatch(name) is not None
-
-
-def tunes(name: str) -> bool:
-    """Whether a file may set the variable."""
-    return name in TUNING or _THREAD_VARIABLE.fullmatch(name) is not None
-
-
 def variables_objection(variables: Mapping[str, str]) -> str:
-    """Return the reason why a file may not set these variables; "": it may."""
+    """Return the reason why these variables may not be set; "": they may."""
     for name, value in variables.items():
         shown = printable(name, longest=60)
-        if not tunes(name):
+        if name not in TUNING and not _THREAD_VARIABLE.fullmatch(name):
             near = get_close_matches(name, TUNING, n=1)
             return (
                 f"{shown} is not a variable of thread pools or allocators; others can "
                 "make a worker run commands, load code or write files"
-                f"{f' (did you mean {near[0]}?)' if near else ''}. Remove it, or call "
-                "clustertune.resize_workers(client, env=..., allow_any_env=True) in "
-                f"Python. Allowed: *_NUM_THREADS, {', '.join(TUNING)}"
+                f"{f' (did you mean {near[0]}?)' if near else ''}. Remove it, or set "
+                "it where the workers start, with distributed.nanny.environ of Dask's "
+                f"configuration. Allowed: *_NUM_THREADS, {', '.join(TUNING)}"
             )
         if not _VARIABLE_VALUE.fullmatch(value):
             return (
@@ -322,8 +304,5 @@ def variables_objection(variables: Mapping[str, str]) -> str:
 
 
 def variables_text(variables: Mapping[str, str]) -> list[str]:
-    """Format variables; hide values that may be secret."""
-    return [
-        printable(f"{k}={v}" if tunes(k) else f"{k}=(hidden)", longest=80)
-        for k, v in variables.items()
-    ]
+    """Format variables."""
+    return [printable(f"{k}={v}", longest=80) for k, v in variables.items()]

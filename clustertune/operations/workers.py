@@ -176,7 +176,6 @@ def resize_workers(
     nthreads: int | None = None,
     memory_limit: str | int | None = None,
     env: Mapping[str, str] | None = None,
-    allow_any_env: bool = False,
     workers: Sequence[str | int] | None = None,
     max_unavailable: float | str = 1,
     wait: str | float = "1 minute",
@@ -203,11 +202,8 @@ def resize_workers(
     env
         Environment variables of the worker's process:
         ``{"OMP_NUM_THREADS": "2"}``. Variables of thread pools and allocators are
-        allowed (``clustertune.core.arguments.TUNING``).
-    allow_any_env
-        Allow any variable in ``env``. Some variables make a worker run commands or
-        load code, so set this only for variables that you wrote yourself. Reports show
-        the names of such variables, not their values.
+        allowed (``clustertune.core.arguments.TUNING``), since others could make a
+        worker run commands or load code.
 
     Returns
     -------
@@ -232,9 +228,7 @@ TimedOutError
     size = WorkerSize(
         nthreads=arguments.count("nthreads", nthreads),
         memory_limit=arguments.nbytes("memory_limit", memory_limit),
-        env=arguments.variables(
-            "env", env, any_name=arguments.flag("allow_any_env", allow_any_env)
-        ),
+        env=arguments.variables("env", env),
     )
     if size == WorkerSize():
         raise TypeError("no change is given: give nthreads, memory_limit or env")

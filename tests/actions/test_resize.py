@@ -119,23 +119,6 @@ def at_start() -> list[bytes]:
     return Path("/proc/self/environ").read_bytes().split(b"\0")
 
 
-def test_any_variable(two: Any) -> None:
-    """A caller in Python may set it; reports and the event log hide its value."""
-    _, client = two
-    env = {"CLUSTERTUNE_TEST_TOKEN": "hunter2"}
-    report = clustertune.resize_workers(
-        client, env=env, workers=[1], allow_any_env=True
-    )
-    assert report.status == "done", str(report)
-    found = client.run(os.getenv, "CLUSTERTUNE_TEST_TOKEN")
-    assert sorted(map(str, found.values())) == ["None", "hunter2"]
-    assert "CLUSTERTUNE_TEST_TOKEN=(hidden)" in report.details
-    events = client.get_events("clustertune")
-    assert events
-    for text in (str(report), report.to_json(), repr(events)):
-        assert "hunter2" not in text
-
-
 def test_a_limit_that_is_too_low(two: Any) -> None:
     """It is refused before any change."""
     _, client = two
@@ -305,8 +288,8 @@ async def test_a_new_process_that_is_too_large(
         ({"env": {"A": 1}}, ValueError),
         ({"env": {"A=B": "1"}}, ValueError),
         ({"env": {"A": "1"}}, ValueError),
-        ({"env": {"A;B": "1"}, "allow_any_env": True}, ValueError),
-        ({"env": {"A": "1"}, "allow_any_env": "yes"}, ValueError),
+        ({"env": {"A;B": "1"}}, ValueError),
+        ({"env": {"OMP_NUM_THREADS": "1\0"}}, ValueError),
         ({"env": "A=B"}, ValueError),
     ],
 )

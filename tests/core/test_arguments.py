@@ -211,10 +211,10 @@ def test_what_tunes(name: str, value: str) -> None:
 @pytest.mark.parametrize("name", DANGEROUS)
 def test_what_may_run_code(name: str) -> None:
     """The error names it and lists the allowed ones; it does not show the value."""
-    problem = arguments.variables_objection({"OMP_NUM_THREADS": "1", name: "1"})
+    problem = arguments.variables_objection({"OMP_NUM_THREADS": "1", name: "hunter2"})
     assert "is not a variable of thread pools or allocators" in problem
     assert "MALLOC_TRIM_THRESHOLD_" in problem
-    assert "hunter2" not in "".join(arguments.variables_text({name: "hunter2"}))
+    assert "hunter2" not in problem
 
 
 @pytest.mark.parametrize("value", ["/tmp/x.so", "a\nb", "$(x)", "`x`", "é", "1" * 201])
@@ -231,7 +231,7 @@ def test_a_name_that_is_close() -> None:
 
 
 def test_what_dask_sets_may_be_set() -> None:
-    """Files may set the variables that Dask sets for new workers."""
+    """The variables that Dask sets for new workers may be set."""
     from dask import config
 
     for name, value in config.get("distributed.nanny.pre-spawn-environ").items():

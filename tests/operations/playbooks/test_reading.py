@@ -103,7 +103,7 @@ def test_variables_that_run_code() -> None:
     assert load(text, "p.yaml").steps[0].options["env"] == {"OMP_NUM_THREADS": "2"}
     (line,) = wrong(text.replace("OMP_NUM_THREADS: '2'", "PYTHONSTARTUP: /tmp/x.py"))
     assert "PYTHONSTARTUP is not a variable of thread pools" in line
-    assert "clustertune.resize_workers(client, env=..., allow_any_env=True)" in line
+    assert "distributed.nanny.environ" in line
     assert "*_NUM_THREADS, ARROW_DEFAULT_MEMORY_POOL" in line
 
 
@@ -158,10 +158,6 @@ def test_all_mistakes_are_reported() -> None:
         ("{do: resize, with: {env: A}}", "mapping of names to texts"),
         ("{do: resize, with: {env: {BROWSER: x}}}", "BROWSER is not a variable of"),
         ("{do: resize, with: {env: {OMP_PLACES: /x}}}", "may contain only ASCII"),
-        (
-            "{do: resize, with: {nthreads: 2, allow_any_env: true}}",
-            "unknown key 'allow_any_env'",
-        ),
         ("{do: load}", "unknown action 'load'"),
         ("{do: release, with: {prefixes: x}}", "unknown key 'prefixes'"),
         ("{do: release, with: {keep: X}}", "unknown key 'keep'"),
@@ -465,7 +461,7 @@ def test_arguments_of_actions() -> None:
     """Each is an argument of the public function, and none loses data."""
     assert set(arguments_of("scale")) == {"n_workers", "timeout", "wait"}
     for action in CALLS:
-        lossy = {"drop_data", "allow_any_env", "include_other_clients", "end_tasks"}
+        lossy = {"drop_data", "include_other_clients", "end_tasks"}
         assert not lossy & {*arguments_of(action)}
 
 
