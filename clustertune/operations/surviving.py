@@ -41,8 +41,10 @@ logger = logging.getLogger("clustertune")
 
 POLL = 2.0  # seconds for which the scheduler keeps a request for news
 RETRY = 1.0  # seconds between two tries to reach a scheduler that is gone
-#: seconds for which a library may raise its own error after it lost a worker
-GRACE = 5.0
+#: seconds for which a library may raise its own error after it lost a worker. XGBoost
+#: takes 0.5 s, or never does: its members may wait for a thread that has ended.
+GRACE = 2.0
+CHECKPOINT = 5.0  # seconds for which a fit may take one with a member that leaves
 NOTICE = 1.0  # seconds in which the scheduler notices what a library has noticed
 FREE = 3.0  # seconds in which training tasks end after they were cancelled
 #: seconds in which a worker that leaves ends, and in which other fits that have lost a
@@ -227,7 +229,7 @@ class FitWatch:
 
         A member that only leaves takes a checkpoint with it, if one arrives in time.
         """
-        end = monotonic() + GRACE
+        end = monotonic() + (CHECKPOINT if self._only_leaving() else GRACE)
         before = self.state["saved"]
         while not self._finished.is_set() and monotonic() < end:
             if not self._new_losses():

@@ -359,11 +359,17 @@ class Parking:
         held = self.worker.has_what if self.is_open() else ()
         return sum(len(ts.who_has) == 1 and ts.key not in lost for ts in held)
 
-    async def close(self, unsendable: str = "", lost: Container[Any] = ()) -> str:
+    async def close(
+        self,
+        unsendable: str = "",
+        lost: Container[Any] = (),
+        *,
+        at_once: bool = False,
+    ) -> str:
         """Close the parking worker; if it has the only copy of keys, report that.
 
         ``unsendable`` names those keys if they cannot be sent. ``lost`` keys may be
-        lost with it.
+        lost with it. ``at_once``: a former process does not wait for its tasks.
         """
         if not self.is_open():
             return ""
@@ -378,7 +384,7 @@ class Parking:
         if alone:
             return f"{where}: restart again once its worker runs, to bring them back"
         if self.nanny:
-            await self._act(self.nanny, "end", GRACE)
+            await self._act(self.nanny, "end", GRACE, at_once=at_once)
         await self.scheduler.remove_worker(
             self.worker.address,
             stimulus_id=f"clustertune-unpark-{time()}",

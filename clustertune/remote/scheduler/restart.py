@@ -561,7 +561,9 @@ class WorkerRestart:
             moved = alone - self.parking.alone(lost)
             if moved and not back:
                 texts = [f"{plural(moved, 'key')} moved to other workers"]
-        texts += [await self.parking.close(str(self.unsendable), lost)]
+        texts += [
+            await self.parking.close(str(self.unsendable), lost, at_once=self.end_tasks)
+        ]
         return "; ".join(filter(None, texts))
 
     async def _bring_home(self, address: str) -> str:

@@ -233,14 +233,16 @@ def detach(dask_worker: Any) -> None:
     dask_worker._send_worker_status_change = lambda stimulus_id: None
 
 
-async def end(dask_worker: Any) -> None:
+async def end(dask_worker: Any, at_once: bool) -> None:
     """Begin to end the former process of a nanny, which takes some time.
 
-    Another call tries again if the process has not ended.
+    Another call tries again if the process has not ended. ``at_once``: its tasks may
+    not end, and would use a CPU of the next process while Dask waits for them.
     """
     second = dask_worker.plugins.get(SECOND)
     if second is not None and (second.ending is None or second.ending.done()):
-        second.ending = asyncio.ensure_future(second.process.kill())
+        ends = second.kill() if at_once else second.process.kill()
+        second.ending = asyncio.ensure_future(ends)
 
 
 # --- memory ---------------------------------------------------------------------------

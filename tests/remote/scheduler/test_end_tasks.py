@@ -9,9 +9,11 @@ import socket
 from typing import Any
 
 import dask.array as da
+import psutil
 import pytest
 from click.testing import CliRunner
 from distributed import Client, Event, Nanny, wait
+from distributed.nanny import WorkerProcess
 
 import clustertune
 from clustertune.cli import main
@@ -95,6 +97,35 @@ def test_tasks_end_and_data_stays(direct: bool) -> None:
         assert len(await c.gather(tasks)) == 2
         assert await c.gather(scattered) == list(range(10))
         assert await c.compute(X.sum()) == total
+
+    test()
+
+
+def test_endless_tasks_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask would ask their process to end, and wait 4 s before it kills it."""
+    asked = []
+
+    async def kill(process: Any, *_: Any, **options: Any) -> None:
+        asked.append(process)
+        await original(process, *_, **options)
+
+    original = WorkerProcess.kill
+    monkeypatch.setattr(WorkerProcess, "kill", kill)
+
+    @gen_cluster(nthreads=TWO, **NANNIES)
+    async def test(c: Any, s: Any, nanny: Any, _: Any) -> None:
+        former = psutil.Process(nanny.pid)
+        _, scattered, _ = await data(c)
+        task = c.submit(endless, pure=False, workers=[nanny.worker_address])
+        await soon(lambda: any(ws.processing for ws in s.workers.values()))
+        report = await clustertune.restart_workers(
+            c, workers=[nanny.worker_address], end_tasks=True
+        )
+        assert report.status == "done", report
+        await soon(lambda: not former.is_running())
+        assert not asked
+        assert await c.gather(scattered) == list(range(10))
+        del task
 
     test()
 
