@@ -136,12 +136,15 @@ def fits(log: Log, which: Iterable[int], libraries: tuple[str, ...]) -> None:
 
 @main.command()
 @_rounds
-def hosts(log: Log, which: Iterable[int]) -> None:
+@click.option("--call", "calls", multiple=True, help="Play only these calls.")
+def hosts(log: Log, which: Iterable[int], calls: tuple[str, ...]) -> None:
     """Inject faults of hosts and links, as root on Linux."""
-    from tests.chaos.hosts import draw, opened
+    from tests.chaos.hosts import CALLS, draw, opened
 
     with opened() as player:
-        play_all(_printing(lambda n: player.play(draw(n))), log, which)
+        play_all(
+            _printing(lambda n: player.play(draw(n, calls or [*CALLS]))), log, which
+        )
 
 
 @main.command()

@@ -31,7 +31,7 @@ from tests.operations import test_surviving as fits
 DEADLINE = 120.0  # seconds for a fit with its faults, and for that of a second client
 FREE = 30.0  # seconds until workers are free after a fit
 #: seconds for which a worker is frozen; the longer is above the limit of a fit
-FROZEN = {"freeze": 10.0, "freeze long": 75.0}
+FROZEN = {"freeze": 10.0, "freeze long": 120.0}
 UNSEEN = range(100, 110)  # numbers of blocks that no fit has seen
 LOSS = 0.01  # of the loss of the next fit
 N_WORKERS = 3

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -18,6 +19,8 @@ from time import perf_counter
 from typing import Any
 
 from distributed import Client
+from lightgbm import DaskLGBMRegressor
+from lightgbm.basic import LightGBMError
 from xgboost.core import XGBoostError
 from xgboost.dask import DaskXGBRegressor
 
@@ -63,9 +66,15 @@ CALLS: dict[str, Callable[[Client, Any, Any, Random], Any]] = {
     "scale down": lambda c, X, y, rng: clustertune.scale(
         c, max(1, _count(c) - rng.randint(1, 2)), X, y, timeout=TIMEOUT
     ),
-    "fit": lambda c, X, y, rng: _fit(c, X, y, rng.choice((0, 1, -1))),
+    "fit xgboost": lambda c, X, y, rng: _fit(c, X, y, rng.choice((0, 1, -1)), XGBOOST),
+    "fit lightgbm": lambda c, X, y, rng: _fit(
+        c, X, y, rng.choice((0, 1, -1)), LIGHTGBM
+    ),
 }
 TREES = 100
+XGBOOST = partial(DaskXGBRegressor, n_estimators=TREES, max_depth=4, verbosity=0)
+LIGHTGBM = partial(DaskLGBMRegressor, n_estimators=TREES, num_leaves=15, verbose=-1)
+LONG = 75.0  # seconds of a fault after which a fit has lost the host
 
 
 def _count(client: Client) -> int:
@@ -77,13 +86,19 @@ def _prepare(client: Client, X: Any, y: Any, **options: Any) -> Any:
     return clustertune.prepare(client, X, y, **options)
 
 
-def _fit(client: Client, X: Any, y: Any, max_failures: int) -> Any:
+def _fit(client: Client, X: Any, y: Any, failures: int, made: Any) -> Any:
     """Train, and return the report."""
-    model = DaskXGBRegressor(n_estimators=TREES, max_depth=4, verbosity=0)
+    model = made()
     options = {"progress": False, "timeout": TIMEOUT, "checkpoint_every": "0.5s"}
-    clustertune.fit(client, model, X, y, max_failures=max_failures, **options)
-    assert model.get_booster().num_boosted_rounds() == TREES
+    clustertune.fit(client, model, X, y, max_failures=failures, **options)
+    assert _rounds(model) == TREES
     return model.clustertune_report_
+
+
+def _rounds(model: Any) -> int:
+    if isinstance(model, DaskXGBRegressor):
+        return int(model.get_booster().num_boosted_rounds())
+    return int(model.booster_.num_trees())
 
 
 def _for(seconds: float, begin: Callable[[], None], end: Callable[[], None]) -> None:
@@ -113,8 +128,8 @@ class Case:
     source: tuple[str, ...]  # hosts that hold X and y
 
 
-def draw(seed: int) -> Case:
-    """Draw the case of a seed."""
+def draw(seed: int, calls: Sequence[str] = (*CALLS,)) -> Case:
+    """Draw the case of a seed, with one of these calls."""
     shared, rng = Random(seed // BLOCK), Random(seed + 10**6)
     names = WORKERS[: shared.randint(2, len(WORKERS))]
     hosts: dict[str, dict[str, Any]] = {}
@@ -127,15 +142,17 @@ def draw(seed: int) -> Case:
             "memory": shared.choice(("500MiB", "1GiB", "1GiB")),
             "extra": (*extra, "--local-directory", "{disk}"),
         }
+    cpus = {name: shared.choice((-1, -1, 0.5)) for name in names}
+    call = rng.choice(calls)
     return Case(
         seed=seed,
         hosts=hosts,
-        cpus={name: shared.choice((-1, -1, 0.5)) for name in names},
-        call=rng.choice([*CALLS]),
+        cpus=cpus,
+        call=call,
         fault=rng.choice([*FAULTS]),
         victim=rng.choice(names),
         after=rng.choice((0, MIB // 4, 2 * MIB)),
-        seconds=rng.uniform(1, 6),
+        seconds=LONG if "fit" in call and rng.random() < 0.3 else rng.uniform(1, 6),
         mib=rng.choice((8, 24, 48)),
         partitions=rng.randint(6, 30),
         source=tuple(rng.sample(names, rng.randint(1, len(names)))),
@@ -197,8 +214,8 @@ class Player:
                 done = CALLS[case.call](client, X, y, Random(case.seed))
                 outcome = getattr(done, "report", done).status
                 X, y = done if case.call in ("move", "cut") else (X, y)
-            # XGBoost fails if a host is frozen or a link lost, and no worker has left
-            except (ClustertuneError, XGBoostError) as error:
+            # a library fails if a host is frozen or a link lost, and no worker has left
+            except (ClustertuneError, XGBoostError, LightGBMError) as error:
                 outcome = type(error).__name__
             except Exception as error:
                 logger.exception("seed %s", case.seed)
@@ -245,7 +262,7 @@ class Player:
         for host in self.lab.workers:
             host.repair()
             (host.folder / "disk" / "fill").unlink(missing_ok=True)
-        if case.fault == "kill":
+        if case.fault == "kill" or case.seconds == LONG:
             self.lab[case.victim].kill()
             self.cluster.start_workers(case.victim, **wanted[case.victim])
             if case.call not in ("merge", "scale down"):
