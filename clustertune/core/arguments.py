@@ -287,7 +287,7 @@ def variables_objection(variables: Mapping[str, str]) -> str:
     for name, value in variables.items():
         shown = printable(name, longest=60)
         if name not in TUNING and not _THREAD_VARIABLE.fullmatch(name):
-            near = get_close_matches(name, TUNING, n=1)
+            near = get_close_matches(name, ("OMP_NUM_THREADS", *TUNING), n=1)
             return (
                 f"{shown} is not a variable of thread pools or allocators; others can "
                 "make a worker run commands, load code or write files"

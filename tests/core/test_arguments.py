@@ -228,6 +228,9 @@ def test_a_name_that_is_close() -> None:
     assert "(did you mean OMP_PLACES?)" in arguments.variables_objection(
         {"OMP_PLACE": "cores"}
     )
+    assert "(did you mean OMP_NUM_THREADS?)" in arguments.variables_objection(
+        {"OMP_NUM_THREDS": "2"}
+    )
 
 
 def test_what_dask_sets_may_be_set() -> None:
