@@ -75,10 +75,13 @@ class Benchmark:
         return f"{self.name.partition('-')[0]}.py"
 
 
-def _fit(library: str, title: str, *full: str) -> Benchmark:
-    options = (f"--library={library}", "--layout=half,even")
+def _fit(
+    library: str, title: str, scale: float, layouts: str = "half,even"
+) -> Benchmark:
+    options = (f"--library={library}", f"--layout={layouts}")
     quick = (*options, "--pairs=1", "--scale=0.03", "--tries=1")
-    return Benchmark(f"fit-{library}", title, full=(*options, *full), quick=quick)
+    full = (*options, f"--scale={scale}")
+    return Benchmark(f"fit-{library}", title, full=full, quick=quick)
 
 
 BENCHMARKS = (
@@ -91,23 +94,12 @@ BENCHMARKS = (
     Benchmark(
         "parquet",
         "XGBoost from Parquet files",
-        full=("--rows=250000",),
         quick=("--rounds=1", "--rows=100000"),
     ),
-    _fit("xgboost", "XGBoost", "--scale=0.3"),
-    _fit("lightgbm", "LightGBM", "--scale=0.15"),
-    _fit("kmeans", "KMeans of dask-ml"),
-    _fit("ddp", "PyTorch DistributedDataParallel", "--scale=0.5"),
-    Benchmark(
-        "fit-layouts",
-        "Fits on other layouts",
-        full=(
-            "--library=xgboost",
-            "--layout=skewed,tiny,huge,misaligned",
-            "--scale=0.1",
-        ),
-        quick=("--library=xgboost", "--layout=tiny", "--pairs=1", "--scale=0.03"),
-    ),
+    _fit("xgboost", "XGBoost", 0.15, "half,even,tiny,misaligned"),
+    _fit("lightgbm", "LightGBM", 0.15),
+    _fit("kmeans", "KMeans of dask-ml", 1),
+    _fit("ddp", "PyTorch DistributedDataParallel", 0.5),
     Benchmark("rechunk", "Rechunk", quick=("--rounds=1", "--scale=50")),
     Benchmark(
         "placement", "Placement", quick=("--layouts=20", "--plans=12", "--repeats=1")
@@ -123,17 +115,22 @@ BENCHMARKS = (
         quick=("--rounds=1", "--mb=30", "--rates=1gbit"),
     ),
     Benchmark("already_fine", "`prepare` without work", quick=("--calls=5",)),
-    Benchmark("restart", "Rolling restart", quick=("--rounds=1", "--mb=100")),
+    Benchmark(
+        "restart",
+        "Rolling restart",
+        full=("--variants=ours,reload,workers",),
+        quick=("--rounds=1", "--mb=100"),
+    ),
     Benchmark(
         "merge",
         "One worker in place of two",
-        full=("--scale=0.15",),
+        full=("--library=xgboost", "--scale=0.15"),
         quick=("--rounds=1", "--scale=0.02"),
     ),
     Benchmark(
         "survive",
         "A fit that loses a worker",
-        full=("--trees=200",),
+        full=("--trees=120",),
         quick=("--rounds=1", "--mb=10", "--trees=60"),
     ),
     Benchmark("map_reduce", "`map_reduce`", quick=("--pairs=2", "--scale=20")),
@@ -149,7 +146,7 @@ BENCHMARKS = (
         full=("--scale=0.5",),
         quick=("--scale=0.02",),
     ),
-    Benchmark("monitor", "Monitor", quick=("--workers=50",)),
+    Benchmark("monitor", "Monitor", full=("--workers=200",), quick=("--workers=50",)),
     Benchmark(
         "scale",
         "Large clusters",

@@ -4,13 +4,11 @@ The 23 files have unequal sizes. Two workers have one thread each. `persist` and
 `rebalance` read with `dd.read_parquet`, persist, and fit; `rebalance` calls
 `client.rebalance` before the fit. (Without `persist` XGBoost raises an error, because
 the partitions of features and label differ.) `prepare` gives the lazy frames to
-`clustertune.prepare`. `one_worker` does too, with one worker of two threads, which
-`prepare` recommends for this host (`several_workers_per_host`). `ray` reads with
-`ray.data.read_parquet` and trains with Ray Train on splits with locality. `one_process`
-uses pandas and two threads. Peak memory is that of the largest worker process; for Ray
-it does not include the object store.
+`clustertune.prepare`. `ray` reads with `ray.data.read_parquet` and trains with Ray
+Train on splits with locality. `one_process` uses pandas and two threads. Peak memory is
+that of the largest worker process; for Ray it does not include the object store.
 
-Options: `--rounds 6`, `--rows 500000`. Ray is left out unless `ray[data,train]` is
+Options: `--rounds 6`, `--rows 250000`. Ray is left out unless `ray[data,train]` is
 installed.
 """
 
@@ -118,19 +116,13 @@ READY: Mapping[str, Callable[[Client, Any], Any]] = {
     "persist": persist,
     "rebalance": rebalance,
     "prepare": prepare,
-    "one_worker": prepare,
 }
 
 
 def on_dask(name: str, few: Path, folder: Path) -> tuple[xgb.Booster, Figures]:
-    n_workers = 1 if name == "one_worker" else WORKERS
-    shape = {
-        "threads_per_worker": WORKERS // n_workers,
-        "memory_limit": f"{8 // n_workers}GiB",
-    }
     with (
         TemporaryDirectory() as spilled,
-        cluster(n_workers, local_directory=spilled, **shape) as client,
+        cluster(WORKERS, local_directory=spilled) as client,
     ):
         fit(name, client, few)
         client.run(reset_peak)
@@ -143,8 +135,7 @@ def fit(name: str, client: Client, folder: Path) -> tuple[xgb.Booster, Figures]:
     X, y = READY[name](client, dd.read_parquet(folder))
     ready = perf_counter()
     matrix = dxgb.DaskQuantileDMatrix(client, X, y)
-    n_threads = sum(client.nthreads().values()) // len(client.nthreads())
-    trained = dxgb.train(client, PARAMETERS | {"nthread": n_threads}, matrix, TREES)
+    trained = dxgb.train(client, PARAMETERS, matrix, TREES)
     end = perf_counter()
     return trained["booster"], {"seconds": end - start, "ready": ready - start}
 
@@ -217,7 +208,6 @@ VARIANTS: Mapping[str, Variant] = {
     "persist": on_dask,
     "rebalance": on_dask,
     "prepare": on_dask,
-    "one_worker": on_dask,
     "ray": on_ray,
     "one_process": in_one_process,
 }
@@ -229,7 +219,7 @@ VARIANTS: Mapping[str, Variant] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--rows", type=int, default=250_000)
     parser.add_argument("--variant", choices=VARIANTS)
     parser.add_argument("--files", type=Path)
     chosen = parser.parse_args()
@@ -264,9 +254,6 @@ def main() -> None:
         if name != "prepare":
             gained = ratios(rounds, "prepare.seconds", f"{name}.seconds")
             compare(f"prepare and fit / {name}", gained, at_most=AIMS.get(name))
-    alone = ratios(rounds, "one_worker.seconds", "one_process.seconds")
-    what = "prepare and fit on one worker / one_process"
-    compare(what, alone, at_most=AIMS["one_process"])
     for r in rounds:
         r["faster"] = min(r["persist.seconds"], r["rebalance.seconds"])
     best = ratios(rounds, "prepare.seconds", "faster")

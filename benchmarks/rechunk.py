@@ -4,8 +4,8 @@ Two workers hold all rows, then two more join. Ours is `prepare(rechunk=...)`. T
 others are Dask's `rechunk` with `tasks` and `p2p`, and `repartition` for DataFrames.
 Dask's variants are timed twice: `bare` until the new partitions exist, and `end` until
 they are placed as ours are (even rows, X with its y), which a second call of `prepare`
-does. `held` keeps the old partitions to the end, `released` frees them. Bytes are those
-of the loopback interface. Peaks are resident memory above the start of each worker.
+does. The old partitions are freed meanwhile. Bytes are those of the loopback interface.
+Peaks are resident memory above the start of each worker.
 
 Options: `--rounds 6`, `--case big` (also `tiny`, `article`, `frame`), `--scale 2`
 (divides the rows).
@@ -82,7 +82,7 @@ class Case:
 
     @property
     def variants(self) -> list[str]:
-        return [f"{m}_{i}" for i in INPUTS for m in ("ours", *self.rivals)]
+        return ["ours", *self.rivals]
 
     def divided(self, by: int) -> Case:
         """The case with fewer rows in equal partitions."""
@@ -91,7 +91,6 @@ class Case:
 
 
 WHOLE = {"rechunk": False, "progress": False}  # moves whole partitions
-INPUTS = ("held", "released")
 CASES = {
     "big": Case(100, 10, 80),
     "tiny": Case(100, 2000, 80, in_turn=True),
@@ -162,20 +161,17 @@ def _rows(X: Any, y: Any) -> int:
 # --- one variant ----------------------------------------------------------------------
 
 
-def rechunk(
-    client: Client, method: str, old: list[Any], case: Case, *, release: bool
-) -> list[Any]:
-    """Load new partitions; only ``old`` may hold the old ones."""
+def rechunk(client: Client, method: str, old: list[Any], case: Case) -> list[Any]:
+    """Load new partitions, and free the old ones, which only ``old`` holds."""
     if method == "ours":
         return list(clustertune.prepare(client, *old, rechunk=case.new,
-                    release_inputs=release, progress=False))  # fmt: skip
+                    release_inputs=True, progress=False))  # fmt: skip
     if method == "repartition":
         new = [c.repartition(npartitions=case.new) for c in old]
     else:
         new = [c.rechunk({0: case.rows // case.new}, method=method) for c in old]
     new = list(client.persist(new))
-    if release:
-        old.clear()
+    old.clear()
     wait(new)
     return new
 
@@ -187,9 +183,9 @@ def warm_up(client: Client, case: Case, addresses: Sequence[str]) -> None:
     few = replace(case, rows=1600, columns=4, old=8, new=16)
     for method in case.rivals:
         old = load(client, few, addresses)
-        rechunk(client, method, old, few, release=False)
+        rechunk(client, method, old, few)
     fresh = replace(few, columns=5)  # keys that ``old`` does not hold
-    rechunk(client, "ours", load(client, fresh, addresses[:2]), few, release=False)
+    rechunk(client, "ours", load(client, fresh, addresses[:2]), few)
 
 
 def _settle() -> int:
@@ -231,8 +227,7 @@ def _loopback() -> int:
     return psutil.net_io_counters(pernic=True)["lo"].bytes_recv
 
 
-def variant(name: str, case: Case) -> Figures:
-    method, inputs = name.split("_")
+def variant(method: str, case: Case) -> Figures:
     with cluster(2, memory_limit="6GiB") as client:
         sources = list(workers_of(client))
         old = load(client, case, sources)
@@ -245,9 +240,7 @@ def variant(name: str, case: Case) -> Figures:
         client.run(_settle)
         sleep(0.5)  # let background work end
         with peaks(client.run(_settle)) as risen:
-            new, seconds, nbytes = clocked(
-                lambda: rechunk(client, method, old, case, release=inputs == "released")
-            )
+            new, seconds, nbytes = clocked(lambda: rechunk(client, method, old, case))
             figures = {"bare": seconds, "bare_bytes": nbytes}
             figures |= {"end": seconds, "end_bytes": nbytes}
             figures |= state(client, new, everyone, "bare_")
@@ -261,7 +254,7 @@ def variant(name: str, case: Case) -> Figures:
         figures["receiver"] = max(risen[w] for w in receivers)
         figures |= state(client, new, everyone)
         left = keys & {k for held in client.has_what().values() for k in held}
-        assert left == (keys if inputs == "held" else set()), "old partitions are kept"
+        assert not left, "old partitions are kept"
         figures["fullest"] = fullest(client, new)
         return figures
 
@@ -313,17 +306,16 @@ def tables(rounds: Rounds, case: Case) -> None:
 
 def judge(rounds: list[Figures], case: Case) -> None:
     """Compare with the aims, and in each round with the faster variant of Dask."""
-    for how in INPUTS:
-        for r in rounds:
-            r["rival"] = min(r[f"{m}_{how}.end"] for m in case.rivals)
-        found = ratios(rounds, f"ours_{how}.end", "rival")
-        what = f"ours / the faster of Dask's, to the same end state, inputs {how}"
-        compare(what, found, at_most=1, headline=how == "released")
-        moved = interval([r[f"ours_{how}.end_bytes"] / case.bound for r in rounds])
-        compare(f"moved bytes / fewest possible, inputs {how}", moved, at_most=1.05)
+    for r in rounds:
+        r["rival"] = min(r[f"{m}.end"] for m in case.rivals)
+    found = ratios(rounds, "ours.end", "rival")
+    what = "ours / the faster of Dask's, to the same end state"
+    compare(what, found, at_most=1, headline=True)
+    moved = interval([r["ours.end_bytes"] / case.bound for r in rounds])
+    compare("moved bytes / fewest possible", moved, at_most=1.05)
     for who, most in {"source": 0.25, "receiver": 1.25}.items():
-        peaks = [r[f"ours_released.{who}"] / case.share for r in rounds]
-        what = f"peak memory of a {who} / its final rows, inputs released"
+        peaks = [r[f"ours.{who}"] / case.share for r in rounds]
+        what = f"peak memory of a {who} / its final rows"
         compare(what, interval(peaks), at_most=most)
     wrong = [
         v
