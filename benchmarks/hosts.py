@@ -3,11 +3,12 @@
 Random layouts of X and y have 2 to 8 hosts with 1 to 4 workers each. Rows are on one
 host, on some hosts or workers, or anywhere; X and y may be on different workers, or
 have different partitions. The bytes of the plan are divided by lower bounds. These keep
-the most bytes where they are, with no more rows on a worker than the plan gives to one.
+the most bytes where they are, with rows that are as even as those of the plan.
 If X is cut, any row may stay or leave, in a linear programme. Otherwise partitions stay
 or leave whole, and branch and bound gives the bound. The first ratio counts bytes
-between hosts. Its bound adds up the rows that all workers of a host may have. The
-second ratio counts all bytes.
+between hosts; no host has more rows, for each of its workers, than the plan's fullest
+host. The second ratio counts all bytes; no worker has more rows than the plan's fullest
+worker.
 
 Options: `--layouts 200`.
 """
@@ -103,7 +104,9 @@ def measure(kind, number):
     between = on_hosts(held, host)
     crossed = nbytes.sum() - between[np.arange(apart.size), host[final]].sum()
     moved = nbytes.sum() - held.tocsr()[np.arange(apart.size), final].sum()
-    rooms = limit * np.bincount(host), np.full(n_workers, limit)
+    count = np.bincount(host)
+    fullest = (np.bincount(host[final], apart, count.size) / count).max()
+    rooms = fullest * count, np.full(n_workers, limit)
     least = [
         fewest(places, apart, nbytes, room, whole=not cuts)
         for places, room in zip((between, held), rooms, strict=True)

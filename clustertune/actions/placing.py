@@ -38,6 +38,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.planner import chunking, contents, layouts, memory
+from clustertune.planner.hosts import place_on_hosts
 from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import free_memory, too_little
 from clustertune.planner.placement import AIM, Placement, place, placed
@@ -231,12 +232,12 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
     former = layouts.former_homes(layout, view)
     if former is not None:
         return placed(layout.rows, held, weights, nbytes=nbytes, target=former)
-    nearby = layouts.held_nearby(held, nbytes, view)
     try:
-        found = place(
+        found = place_on_hosts(
             layout.rows,
-            nearby,
+            held,
             weights,
+            hosts=layouts.hosts(view),
             nbytes=nbytes,
             budget=budget,
             tolerance=tolerance,
@@ -250,8 +251,6 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
         if found.moved:
             raise CapacityError(_too_much(layout, view, budget)) from error
         return found
-    if nearby is not held:
-        found = placed(layout.rows, held, weights, nbytes=nbytes, target=found.target)
     classes = contents.needed_classes(layout, view)
     if classes is None:
         return found

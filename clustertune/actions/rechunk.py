@@ -36,9 +36,10 @@ from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import chunking, contents, layouts
 from clustertune.planner.chunking import Division
+from clustertune.planner.hosts import place_on_hosts
 from clustertune.planner.layouts import HeldBytes, part_bytes
 from clustertune.planner.memory import free_memory, too_little
-from clustertune.planner.placement import AIM, Placement, place
+from clustertune.planner.placement import AIM, Placement
 
 REQUESTED = "requested_partitions"  # a check
 _FREEING = (
@@ -251,14 +252,13 @@ def _targets(
     staying = replace(layout, collections=rest)
     even = rest and 0 < layouts.imbalance(staying, view) <= 1 + tolerance
 
-    nearby = layouts.held_nearby(there, nbytes, view)
-
     def placed(budget: Float64s | None) -> Placement | None:
         try:
-            return place(
+            return place_on_hosts(
                 rows,
-                nearby,
+                there,
                 weights,
+                hosts=layouts.hosts(view),
                 nbytes=nbytes,
                 budget=budget,
                 tolerance=tolerance,

@@ -35,8 +35,6 @@ from clustertune.core.wording import natural
 Targets = Int64s
 """For each partition, the index of a worker of the snapshot."""
 
-WITHIN_HOST = 16  # bytes moved within a host that count as one between hosts
-
 
 class HeldBytes(NamedTuple):
     """Bytes of partitions on the workers that hold some of them, as coordinates."""
@@ -87,29 +85,6 @@ def hosts(view: View) -> Int64s:
     """Return the number of each worker's host."""
     names = [w.host for w in view.now.workers]
     return np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64)
-
-
-def held_nearby(held: HeldBytes, nbytes: Int64s, view: View) -> HeldBytes:
-    """Count most bytes on a host as held by each worker that trains there.
-
-    A placement that keeps the most of these bytes moves the fewest bytes between hosts,
-    and then the fewest within hosts, which use no network. ``nbytes`` are the bytes of
-    each partition.
-    """
-    n_workers, trains, host = len(view.now.workers), weights(view) > 0, hosts(view)
-    if len(np.unique(host[trains])) < 2:
-        return held
-    there = added([held._replace(worker=host[held.worker])], n_workers)
-    amount = np.minimum(there.nbytes, nbytes[there.partition])
-    mates = [np.flatnonzero(trains & (host == h)) for h in range(host.max() + 1)]
-    count = np.array([len(some) for some in mates])[there.worker]
-    near = HeldBytes(
-        np.repeat(there.partition, count),
-        np.concatenate([mates[0][:0], *(mates[h] for h in there.worker.tolist())]),
-        np.repeat(amount - amount // WITHIN_HOST, count),
-    )
-    own = held._replace(nbytes=held.nbytes // WITHIN_HOST)
-    return added([near, own], n_workers)
 
 
 def largest_held(held: HeldBytes, n_workers: int) -> Int64s:

@@ -70,7 +70,9 @@ class _Problem:
     most: Array  # (partitions,) bytes on that worker
     share: Array  # (workers,) rows
     budget: Array  # (workers,) bytes, inf: no bound
-    first: Array | None = None  # (partitions,) targets with which the search begins
+    first: Array | None = (
+        None  # (partitions,) targets with which a second search begins
+    )
 
 
 def place(
@@ -103,7 +105,8 @@ def place(
         Fraction of the tolerance to stay within, unless the whole tolerance saves bytes
         (see ``WORTH``).
     first : (partitions,) int, optional
-        Targets with which the search begins, if they keep to tolerance and budgets.
+        Targets with which a second search begins. Its result counts unless the other is
+        better.
 
     Raises
     ------
@@ -267,9 +270,15 @@ def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
         even = min((home, fresh), key=lambda x: _worst(problem, x))
         limit = max(limit, _worst(problem, even) * EXACT)
         target = _fill(problem, limit, stay=True)
-    if problem.first is not None and _worst(problem, problem.first) <= limit:
-        target = problem.first.copy()
     _improve(problem, target, limit)
+    if problem.first is not None:
+        other = problem.first.copy()
+        _improve(problem, other, limit)
+        worst, moved = (
+            [f(problem, x) for x in (target, other)] for f in (_worst, _moved)
+        )
+        if (max(limit, worst[1]), moved[1]) <= (max(limit, worst[0]), moved[0]):
+            target = other
     if _worst(problem, target) > limit:
         target = even
         _improve(problem, target, limit)

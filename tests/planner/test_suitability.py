@@ -13,6 +13,7 @@ from clustertune.actions import ACTIONS
 from clustertune.core.model import Contents, Moves, Rechunk, View
 from clustertune.planner import layouts, suitability
 from clustertune.planner import plan as planner
+from clustertune.planner.hosts import nearby
 from clustertune.planner.suitability import attainable
 from clustertune.remote.worker import content
 from tests.builders import layout, view, worker
@@ -195,7 +196,9 @@ def test_a_full_holder_counts_more_than_its_host() -> None:
     assert seen.trainers == {0, 2}
     partition, worker = np.array([0, 0, 0]), np.array([1, 1, 2])
     held = layouts.HeldBytes(partition, worker, np.array([100, 100, 100]))
-    found = layouts.held_nearby(held, np.array([100]), seen)
+    found = nearby(
+        held, np.array([100]), layouts.weights(seen) > 0, layouts.hosts(seen)
+    )
     counted = dict(zip(found.worker.tolist(), found.nbytes.tolist(), strict=True))
     assert 50 < counted[0] < 100
     assert counted[2] == 100

@@ -1,0 +1,132 @@
+"""Place partitions on several hosts, with few bytes between them (pure).
+
+Bytes within a host use no network. So partitions are first placed on hosts, each with
+the shares and budgets of all its workers, and then on the workers of each host. From
+there the search of :mod:`~clustertune.planner.placement` goes on with all workers. It
+alone, from worker to worker, seldom finds that partitions have to change places within
+a host to make room for one of another host.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clustertune.core.model import Bools, Float64s, Int64s
+from clustertune.errors import CapacityError
+from clustertune.planner import layouts
+from clustertune.planner.layouts import HeldBytes, Targets
+from clustertune.planner.placement import Placement, place, placed
+
+WITHIN = 16  # bytes moved within a host that count as one between hosts
+
+
+def place_on_hosts(
+    rows: Int64s,
+    held: HeldBytes,
+    weights: Float64s,
+    *,
+    hosts: Int64s,
+    nbytes: Int64s,
+    budget: Float64s | None,
+    tolerance: float,
+    aim: float,
+    first: Targets | None = None,
+) -> Placement:
+    """Choose a worker for every partition, and move the fewest bytes between hosts.
+
+    Parameters
+    ----------
+    hosts : (workers,) int
+        The number of each worker's host. The other parameters are those of
+        :func:`~clustertune.planner.placement.place`.
+
+    Raises
+    ------
+    CapacityError
+        The partitions do not fit the budgets, or no fitting placement was found.
+    """
+    trains = weights > 0
+    each = np.bincount(hosts[trains])
+    near = held
+    if np.count_nonzero(each) > 1:
+        near = nearby(held, nbytes, trains, hosts)
+        if first is None and each.max() > 1:
+            first = _by_host(rows, held, weights, hosts, nbytes, budget, tolerance)
+    found = place(
+        rows,
+        near,
+        weights,
+        nbytes=nbytes,
+        budget=budget,
+        tolerance=tolerance,
+        aim=aim,
+        first=first,
+    )
+    return placed(rows, held, weights, nbytes=nbytes, target=found.target)
+
+
+def nearby(held: HeldBytes, nbytes: Int64s, trains: Bools, hosts: Int64s) -> HeldBytes:
+    """Count most bytes on a host as held by each worker that trains there.
+
+    A placement that keeps the most of these bytes moves the fewest bytes between hosts,
+    and then the fewest within hosts.
+    """
+    there = _on_hosts(held, nbytes, hosts)
+    mates = [np.flatnonzero(trains & (hosts == h)) for h in range(hosts.max() + 1)]
+    count = np.array([len(some) for some in mates])[there.worker]
+    near = HeldBytes(
+        np.repeat(there.partition, count),
+        np.concatenate([mates[0][:0], *(mates[h] for h in there.worker.tolist())]),
+        np.repeat(there.nbytes - there.nbytes // WITHIN, count),
+    )
+    own = held._replace(nbytes=held.nbytes // WITHIN)
+    return layouts.added([near, own], len(trains))
+
+
+def _on_hosts(held: HeldBytes, nbytes: Int64s, hosts: Int64s) -> HeldBytes:
+    """Return the bytes that each host holds of partitions, a row once."""
+    there = layouts.added([held._replace(worker=hosts[held.worker])], len(hosts))
+    return there._replace(nbytes=np.minimum(there.nbytes, nbytes[there.partition]))
+
+
+def _of_partitions(held: HeldBytes, some: Bools) -> HeldBytes:
+    """Return what is held of some partitions, numbered anew."""
+    number, its = np.cumsum(some) - 1, some[held.partition]
+    return HeldBytes(number[held.partition[its]], held.worker[its], held.nbytes[its])
+
+
+def _by_host(
+    rows: Int64s,
+    held: HeldBytes,
+    weights: Float64s,
+    hosts: Int64s,
+    nbytes: Int64s,
+    budget: Float64s | None,
+    tolerance: float,
+) -> Targets | None:
+    """Place partitions on hosts, then on their workers; None: they do not fit."""
+    room = np.full(len(weights), np.inf) if budget is None else budget
+    try:
+        host = place(
+            rows,
+            _on_hosts(held, nbytes, hosts),
+            np.bincount(hosts, weights),
+            nbytes=nbytes,
+            budget=np.bincount(hosts, np.where(weights > 0, room, 0)),
+            tolerance=tolerance,
+        ).target
+        target = np.zeros(len(rows), np.int64)
+        for number in np.unique(host).tolist():
+            some, here = host == number, np.where(hosts == number, weights, 0.0)
+            share = rows.sum() * here.sum() / weights.sum()
+            target[some] = place(
+                rows[some],
+                _of_partitions(held, some),
+                here,
+                nbytes=nbytes[some],
+                budget=budget,
+                tolerance=max(0.0, (1 + tolerance) * share / rows[some].sum() - 1),
+            ).target
+    except CapacityError:
+        return None
+    return target
