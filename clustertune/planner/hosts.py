@@ -90,7 +90,7 @@ def _on_hosts(held: HeldBytes, nbytes: Int64s, hosts: Int64s) -> HeldBytes:
 
 
 def _of_partitions(held: HeldBytes, some: Bools) -> HeldBytes:
-    """Return what is held of some partitions, numbered anew."""
+    """Return what is held of some partitions, with numbers from 0."""
     number, its = np.cumsum(some) - 1, some[held.partition]
     return HeldBytes(number[held.partition[its]], held.worker[its], held.nbytes[its])
 
