@@ -27,3 +27,9 @@ def groups() -> Any:
 def group_sizes() -> Any:
     n = CHUNK // GROUP
     return da.from_array(np.full(n * PARTITIONS, GROUP), chunks=n)
+
+
+def spread(model: Any, X: Any) -> float:
+    """Return how much predictions differ between rows."""
+    predicted = model.predict(X).compute()
+    return float(predicted.max() - predicted.min())

@@ -61,7 +61,7 @@ def test_coefficients_depend_on_the_number_of_partitions(client: Any) -> None:
     y = data.labels(X)
     found = {
         solver: [
-            LinearRegression(solver=solver, max_iter=20)
+            LinearRegression(solver=solver, max_iter=5)
             .fit(X.rechunk((rows, 5)), y.rechunk(rows))
             .coef_
             for rows in (600, 100)

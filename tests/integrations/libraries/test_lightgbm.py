@@ -15,6 +15,7 @@ from clustertune.errors import AlignmentError
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs, Rows
 from tests.integrations.libraries import data
+from tests.integrations.libraries.data import spread
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,12 +31,6 @@ def fitted(client: Any, kind: Any, handed: FitInputs) -> Any:
     profile = libraries.choose(model)
     rows = handed.training
     return model.fit(rows.X, rows.y, **libraries.fit_kwargs(profile, handed))
-
-
-def spread(model: Any, X: Any) -> float:
-    """Return how much predictions differ between rows."""
-    predicted = model.predict(X).compute()
-    return float(predicted.max() - predicted.min())
 
 
 @pytest.mark.parametrize("kind", [lgb.DaskLGBMRegressor, lgb.DaskLGBMClassifier])

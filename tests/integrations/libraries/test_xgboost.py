@@ -13,6 +13,7 @@ import clustertune
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs, Rows
 from tests.integrations.libraries import data
+from tests.integrations.libraries.data import spread
 
 pytestmark = pytest.mark.slow
 
@@ -32,12 +33,6 @@ def fitted(client: Any, model: Any, handed: FitInputs) -> Any:
     rows = handed.training
     kwargs = libraries.fit_kwargs(profile, handed)
     return model.fit(rows.X, rows.y, **kwargs)
-
-
-def spread(model: Any, X: Any) -> float:
-    """Return how much predictions differ between rows."""
-    predicted = model.predict(X).compute()
-    return float(predicted.max() - predicted.min())
 
 
 @pytest.mark.parametrize(("kind", "method"), ESTIMATORS)
