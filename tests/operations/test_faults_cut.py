@@ -17,7 +17,7 @@ import pytest
 from distributed import Client, wait
 
 import clustertune
-from tests.operations.test_faults import Preparing
+from tests.operations.test_faults import Preparing, pause
 from tests.processes import until
 
 ROWS, COLUMNS = 300_000, 10
@@ -99,13 +99,6 @@ def test_a_worker_is_killed(
     until(lambda: client.run_on_scheduler(restricted) == 0)
 
 
-def pause(dask_worker: Any) -> None:
-    from distributed.core import Status
-
-    dask_worker.memory_manager.memory_pause_fraction = 1e-9
-    dask_worker.status = Status.paused
-
-
 @pytest.mark.parametrize("what", ["rechunk", "load"])
 def test_a_worker_pauses(local_cluster: Any, what: str) -> None:
     """Its tasks that have not begun run on the other workers."""
@@ -128,8 +121,6 @@ def test_interrupted(local_cluster: Any, what: str) -> None:
     _, client = local_cluster(2)
     clustertune.prepare(client, da.ones((20, 1), chunks=1))
     X, y = given(client, what)
-    # so that there is time
-    busy = client.map(slowly, range(200 if what == "cut" else 0), pure=False)
     main = threading.main_thread().ident
     assert main is not None
 
@@ -142,7 +133,6 @@ def test_interrupted(local_cluster: Any, what: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         clustertune.prepare(client, X, y)
     thread.join()
-    del busy
     until(lambda: client.run_on_scheduler(restricted) == 0)
     until(lambda: client.run_on_scheduler(bound)["all"] == 0)
     assert_whole(client, *clustertune.prepare(client, X, y))

@@ -17,13 +17,9 @@ from clustertune.core.report import Report
 from clustertune.core.results import summary_line
 from clustertune.core.sections import headlines
 from clustertune.errors import TimedOutError
+from tests.processes import at_gate, until, workers_of
 from tests.processes import cluster as processes
-from tests.processes import until, workers_of
 from tests.remote.scheduler.test_faults_restart import Restarting
-
-
-def hold(name: str) -> None:
-    Event(name).wait()
 
 
 def start(local_cluster: Any, busy: int) -> tuple[Client, list[Any], Event, list[Any]]:
@@ -39,7 +35,7 @@ def start(local_cluster: Any, busy: int) -> tuple[Client, list[Any], Event, list
     ]
     wait(data)
     gate = Event("gate", client=client)
-    task = client.submit(hold, "gate", workers=[addresses[busy]], pure=False)
+    task = client.submit(at_gate, "gate", workers=[addresses[busy]], pure=False)
     until(lambda: any(client.processing().values()))
     return client, data, gate, [task]
 
@@ -137,7 +133,7 @@ def test_nothing_was_restarted(local_cluster: Any) -> None:
     """All workers are busy: the headline has each of them, and 0 of 2."""
     client, _, gate, tasks = start(local_cluster, busy=0)
     other = list(workers_of(client))[1]
-    tasks.append(client.submit(hold, "gate", workers=[other], pure=False))
+    tasks.append(client.submit(at_gate, "gate", workers=[other], pure=False))
     until(lambda: all(client.processing().values()))
     report = clustertune.restart_workers(client, wait="0.3s")
     line = summary_line(report.steps)
@@ -221,7 +217,7 @@ def test_a_command_that_is_stopped(how: str, tmp_path: Path) -> None:
         data = client.map(lambda i: bytes(10_000 + i), range(10))
         wait(data)
         busy = sorted(workers_of(client))[1]
-        task = client.submit(hold, "gate", workers=[busy], pure=False)
+        task = client.submit(at_gate, "gate", workers=[busy], pure=False)
         pid = client.run_on_scheduler(os.getpid)
         command = [sys.executable, "-m", "clustertune", "restart", "--yes"]
         running = subprocess.Popen(

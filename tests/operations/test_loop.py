@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustertune import checks
+from clustertune.actions import placing, rechunk
 from clustertune.core.model import (
     Finding,
     Layout,
@@ -32,13 +34,33 @@ from clustertune.errors import (
 from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
-from clustertune.planner import layouts
+from clustertune.planner import contents, layouts, placement, suitability
 from clustertune.planner import plan as planner
 from clustertune.planner.suitability import attainable
 from tests.builders import layout, verify, view, worker
 from tests.memory_cluster import MemoryCluster
 
 ROWS = [10] * 12
+
+
+@pytest.fixture(scope="module", autouse=True)
+def remembered_searches() -> Iterator[None]:
+    """Search once for each placement: the same input gives the same output.
+
+    Checks, plan and assertions of one view ask for the same ones.
+    """
+    known: dict[bytes, bytes] = {}
+
+    def remembered(*given: Any, **options: Any) -> Any:
+        asked = pickle.dumps((given, options))
+        if asked not in known:
+            known[asked] = pickle.dumps(placement.place(*given, **options))
+        return pickle.loads(known[asked])
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (placing, rechunk, contents, suitability):
+            patch.setattr(module, "place", remembered)
+        yield
 
 
 def workers(n: int, **overrides: Any) -> list[Any]:
@@ -140,18 +162,6 @@ def test_a_dry_run_changes_nothing() -> None:
 # --- one phase after the other --------------------------------------------------------
 
 
-def test_new_workers_get_their_share() -> None:
-    """After scaling from 1 to 2 workers half of the partitions move, X_i with y_i."""
-    cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0] * 12)]))
-    journal = run(cluster)
-    assert cluster.calls == ["move 12"]
-    assert spread(cluster) == [6, 6]
-    assert cluster.homes["X"] == cluster.homes["y"]
-    assert cluster.moved == journal.plans[0].steps[0].price.nbytes == 6 * 10 * 88
-    assert journal.status(dry_run=False) == "done"
-    verify(journal.views[0], journal.views[-1])
-
-
 def test_lazy_data_is_loaded_then_placed() -> None:
     """Data derived from data in memory is computed on its workers, then placed."""
     data = layout(ROWS, None, collections=("X", "y", "w"), derived=True)
@@ -217,23 +227,6 @@ def test_scale_then_load_then_place() -> None:
     assert [p.phase for p in journal.plans] == ["scale", "load", "rebalance", ""]
     assert journal.findings[-1] == journal.findings[-1]
     assert "missing_workers" not in {f.check for f in journal.findings[-1]}
-
-
-def test_only_the_workers_that_are_asked_for() -> None:
-    """Partitions leave the workers that will not train."""
-    start = view(workers(3), [layout(ROWS, [0, 1, 2] * 4)])
-    start = replace(start, goal=replace(start.goal, workers=frozenset((1, 2))))
-    cluster = MemoryCluster(start)
-    run(cluster)
-    assert spread(cluster) == [0, 6, 6]
-
-
-def test_threads_are_what_counts() -> None:
-    """A worker with twice the threads gets twice the rows."""
-    start = view([worker(0, nthreads=2), worker(1)], [layout(ROWS, [1] * 12)])
-    cluster = MemoryCluster(start)
-    run(cluster)
-    assert spread(cluster) == [8, 4]
 
 
 def test_eval_sets_are_placed_too() -> None:

@@ -6,9 +6,7 @@ and workers, also where a worker is lost or pauses in between.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustertune.core.model import Layout, View
-from clustertune.errors import (
-    AlignmentError,
-)
+from clustertune.errors import AlignmentError
 from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
-from clustertune.operations.prepare import tune
 from tests.builders import collection, layout, verify, view, worker
 from tests.memory_cluster import MemoryCluster
+from tests.operations.test_loop import (
+    Once,
+    remembered_searches,  # noqa: F401 (a fixture)
+    run,
+)
 
 MEMBERS = ("X", "y", "qid")
 
@@ -53,26 +53,6 @@ def drawn(
     return Layout(label=name, collections=tuple(collections))
 
 
-class Once:
-    """A fault that happens once, after so many keys."""
-
-    def __init__(self, after: int, what: str):
-        self.keys = count()
-        self.after = after
-        self.what = what
-
-    def __call__(self, cluster: MemoryCluster) -> None:
-        running = [a for a, w in cluster.workers.items() if w.running]
-        if next(self.keys) == self.after and len(running) > 1:
-            getattr(cluster, self.what)(running[-1])
-
-
-def run(cluster: MemoryCluster) -> Journal:
-    journal = Journal()
-    asyncio.run(tune(cluster, journal, notify=lambda *_: None))
-    return journal
-
-
 def start(
     data: st.DataObject, collections: tuple[str, ...], n_rows: int, **needs: Any
 ) -> View:
@@ -89,8 +69,15 @@ def start(
 
 
 def faults(data: st.DataObject) -> Once:
-    what = data.draw(st.sampled_from(["kill", "pause"]), label="fault")
-    return Once(data.draw(st.integers(0, 60), label="after"), what)
+    """Draw the end or pause of the last running worker, unless it is the only one."""
+    strike = data.draw(st.sampled_from([MemoryCluster.kill, MemoryCluster.pause]))
+
+    def fault(cluster: MemoryCluster) -> None:
+        running = [a for a, w in cluster.workers.items() if w.running]
+        if len(running) > 1:
+            strike(cluster, running[-1])
+
+    return Once(data.draw(st.integers(0, 60), label="after"), fault)
 
 
 def assert_paired(cluster: MemoryCluster, journal: Journal) -> None:
@@ -280,8 +267,7 @@ def test_a_dry_run_of_copies() -> None:
     goal = replace(seen.goal, workload=workload, tolerance=0.0)
     seen = view([worker(i) for i in range(2)], seen.layouts)
     cluster = MemoryCluster(replace(seen, goal=goal))
-    journal = Journal()
-    asyncio.run(tune(cluster, journal, notify=lambda *_: None, dry_run=True))
+    journal = run(cluster, dry_run=True)
     assert cluster.calls == []
     (step,) = journal.plans[0].steps
     assert step.action == "replicate"

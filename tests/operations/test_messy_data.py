@@ -169,7 +169,7 @@ async def test_labels_of_no_known_library(c: Any, s: Any, a: Any, b: Any) -> Non
     ],
     ids=["text", "dates", "durations", "intervals", "objects"],
 )
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [DaskXGBRegressor, DaskLGBMClassifier])
 @gen_cluster(client=True, nthreads=TWO)
 async def test_columns_that_are_no_numbers(
     c: Any, s: Any, a: Any, b: Any, model: Any, column: Any
@@ -212,7 +212,7 @@ def as_text(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("persisted", [False, True])
-@pytest.mark.parametrize("estimator", ["xgboost", "lightgbm", None])
+@pytest.mark.parametrize("estimator", ["xgboost", None])
 @pytest.mark.parametrize(
     ("odd", "text"),
     [

@@ -206,6 +206,7 @@ async def test_only_on_these_workers(c, s, a, b, d):
     X, y = await uneven(c, a)
     await clustertune.prepare(c, X, y, workers=[b.name, d.address])
     assert set().union(*where(s, X)) == {b.address, d.address}
+    assert sum(h == {b.address} for h in where(s, X)) == 10
     assert where(s, X) == where(s, y)
 
 

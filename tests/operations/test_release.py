@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 from collections.abc import Iterable
 from concurrent.futures import CancelledError
@@ -35,7 +34,7 @@ from clustertune.planner import guards
 from tests.builders import view, worker
 from tests.in_process import gen_cluster
 from tests.memory_cluster import MemoryCluster
-from tests.processes import soon
+from tests.processes import endless, soon
 
 MB = 2**20
 BOTH = (0, 1)  # ids of workers
@@ -311,11 +310,6 @@ async def test_drop_of_what_variables_and_queues_hold(c: Any, s: Any, *_: Any) -
     with pytest.raises(RefusedError, match=r"names hold \(queue-q and variable-v\)"):
         await clustertune.restart_workers(c, drop_data=True)
     assert await c.gather([kept, queued]) == [1, 2]
-
-
-def endless() -> None:
-    """Run without an end in the time of a test, and without Python's help."""
-    ctypes.CDLL(None).sleep(600)
 
 
 @gen_cluster(**WORKERS)

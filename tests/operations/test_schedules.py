@@ -11,14 +11,13 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from distributed import Client, Nanny, wait
 
 import clustertune
-from clustertune.cli import main
 from clustertune.errors import RefusedError
 from clustertune.operations import schedules
 from clustertune.operations.schedules import Schedule
+from tests.cli.test_cli import run
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -153,14 +152,6 @@ def test_while_it_runs() -> None:
 
 
 # --- the command line -----------------------------------------------------------------
-
-
-def run(*arguments: str) -> Result:
-    with dask.config.set({"scheduler-address": None}):
-        result = CliRunner().invoke(main, arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def test_from_the_shell(local_cluster: Any) -> None:

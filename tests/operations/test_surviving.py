@@ -26,6 +26,15 @@ from sklearn.metrics import log_loss
 import clustertune
 from clustertune.errors import IncompleteError
 from clustertune.operations.checkpoints import CheckpointFile
+from tests.operations.training import (
+    PARTITIONS,
+    ROWS,
+    block,
+    busy,
+    has_fit,
+    is_training,
+    train_until,
+)
 from tests.processes import cluster, until, workers_of
 
 pytestmark = [
@@ -62,17 +71,7 @@ def left(tmp_path_factory: Any) -> Iterator[Client]:
         yield client
 
 
-ROWS, PARTITIONS = 3000, 6
 KINDS = ["xgboost", "lightgbm"]
-
-
-def block(number: int, seed: int | None = 0) -> Any:
-    """Rows of one partition: features, and the label in the last column."""
-    random = np.random.default_rng(None if seed is None else [seed, number])
-    values = random.random((ROWS, 9), dtype="f4")
-    signal = values[:, 0] + values[:, 1] * values[:, 2] + (values[:, 8] - 0.5)
-    values[:, 8] = signal > 0.8
-    return values
 
 
 def lazy(seed: int | None = 0) -> list[Any]:
@@ -206,16 +205,6 @@ def test_a_fit_ends_with_one_error(client: Client, kind: str) -> None:
     assert "max_failures=" in text
     check_whole(client, X, y)
     fit(client, model(kind, n_estimators=5), X, y, progress=False)
-
-
-def has_fit(dask_scheduler: Any) -> bool:
-    plugin = dask_scheduler.plugins.get("clustertune")
-    return plugin is not None and bool(plugin.fits.running)
-
-
-def busy(dask_scheduler: Any) -> list[str]:
-    """Addresses of the workers that have tasks."""
-    return [a for a, ws in dask_scheduler.workers.items() if ws.processing]
 
 
 def test_a_worker_that_is_killed_while_it_packs(client: Client) -> None:
@@ -402,12 +391,6 @@ def test_a_model_without_continuation(client: Client) -> None:
         fit(client, dart, X, y, max_failures=1)
 
 
-def train_until(name: str) -> int:
-    """Stand in for the training of another client; return the process."""
-    distributed.Event(name).wait()
-    return os.getpid()
-
-
 def test_two_fits_lose_the_same_worker(tmp_path: Path) -> None:
     """Each waits for a restart that the hold of the other would keep from beginning."""
     trains = Event()
@@ -551,7 +534,7 @@ def test_a_hold_ends_a_fit(client: Client, kind: str) -> None:
     def training() -> bool:
         if kind == "xgboost":  # all workers have connected
             return bool(client.get_events("rounds"))
-        return any(client.run(_trains).values())
+        return any(client.run(is_training).values())
 
     def strike() -> None:
         until(training)
@@ -572,11 +555,6 @@ class Rounds(xgboost.callback.TrainingCallback):
     def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
         get_worker().log_event("rounds", epoch)
         return False
-
-
-def _trains(dask_worker: Any) -> bool:
-    keys = [str(ts.key) for ts in dask_worker.state.executing]
-    return any(key.startswith(("fn-", "_train_part-")) for key in keys)
 
 
 def test_a_file_that_cannot_be_written(client: Client) -> None:
