@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustertune import checks
-from clustertune.actions import placing, rechunk
+from clustertune.actions import placing
 from clustertune.core.model import (
     Finding,
     Layout,
@@ -34,7 +34,7 @@ from clustertune.errors import (
 from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
-from clustertune.planner import contents, layouts, placement, suitability
+from clustertune.planner import contents, hosts, layouts, placement, suitability
 from clustertune.planner import plan as planner
 from clustertune.planner.suitability import attainable
 from tests.builders import layout, verify, view, worker
@@ -58,7 +58,7 @@ def remembered_searches() -> Iterator[None]:
         return pickle.loads(known[asked])
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (placing, rechunk, contents, suitability):
+        for module in (placing, hosts, contents, suitability):
             patch.setattr(module, "place", remembered)
         yield
 
