@@ -15,9 +15,17 @@ from clustertune.core.model import Bools, Float64s, Int64s
 from clustertune.errors import CapacityError
 from clustertune.planner import layouts
 from clustertune.planner.layouts import HeldBytes, Targets
-from clustertune.planner.placement import Placement, place, placed
+from clustertune.planner.placement import (
+    LARGE,
+    WORTH,
+    Placement,
+    fewest_bytes,
+    place,
+    placed,
+)
 
 WITHIN = 16  # bytes moved within a host that count as one between hosts
+ENOUGH = 1.01  # bytes between hosts within this factor of the fewest need no other way
 
 
 def place_on_hosts(
@@ -50,19 +58,31 @@ def place_on_hosts(
     near = held
     if np.count_nonzero(each) > 1:
         near = nearby(held, nbytes, trains, hosts)
-        if first is None and each.max() > 1:
-            first = _by_host(rows, held, weights, hosts, nbytes, budget, tolerance)
-    found = place(
-        rows,
-        near,
-        weights,
-        nbytes=nbytes,
-        budget=budget,
-        tolerance=tolerance,
-        aim=aim,
-        first=first,
-    )
+
+    def search(first: Targets | None) -> Placement:
+        return place(
+            rows,
+            near,
+            weights,
+            nbytes=nbytes,
+            budget=budget,
+            tolerance=tolerance,
+            aim=aim,
+            first=first,
+        )
+
+    found = search(first)
+    if near is not held and each.max() > 1 and len(rows) <= LARGE:
+        start = _by_host(rows, held, weights, hosts, nbytes, budget, tolerance, found)
+        if start is not None:
+            found = _better(found, search(start))
     return placed(rows, held, weights, nbytes=nbytes, target=found.target)
+
+
+def _better(first: Placement, second: Placement) -> Placement:
+    """Return the one with fewer bytes; many fewer if its rows are less even."""
+    factor = 1.0 if second.imbalance <= first.limit else WORTH
+    return second if second.moved * factor < first.moved else first
 
 
 def nearby(held: HeldBytes, nbytes: Int64s, trains: Bools, hosts: Int64s) -> HeldBytes:
@@ -103,14 +123,25 @@ def _by_host(
     nbytes: Int64s,
     budget: Float64s | None,
     tolerance: float,
+    found: Placement,
 ) -> Targets | None:
-    """Place partitions on hosts, then on their workers; None: they do not fit."""
+    """Place partitions on hosts, then on their workers.
+
+    None: they do not fit, or what was found moves hardly more bytes between hosts than
+    any placement.
+    """
+    there, claim = _on_hosts(held, nbytes, hosts), np.bincount(hosts, weights)
+    now = placed(rows, there, claim, nbytes=nbytes, target=hosts[found.target])
+    limit = max(1 + tolerance, found.limit)
+    least = fewest_bytes(rows, there, claim, nbytes=nbytes, limit=limit)
+    if now.moved <= ENOUGH * least:
+        return None
     room = np.full(len(weights), np.inf) if budget is None else budget
     try:
         host = place(
             rows,
-            _on_hosts(held, nbytes, hosts),
-            np.bincount(hosts, weights),
+            there,
+            claim,
             nbytes=nbytes,
             budget=np.bincount(hosts, np.where(weights > 0, room, 0)),
             tolerance=tolerance,
@@ -119,13 +150,14 @@ def _by_host(
         for number in np.unique(host).tolist():
             some, here = host == number, np.where(hosts == number, weights, 0.0)
             share = rows.sum() * here.sum() / weights.sum()
+            own = max(1, rows[some].sum())
             target[some] = place(
                 rows[some],
                 _of_partitions(held, some),
                 here,
                 nbytes=nbytes[some],
                 budget=budget,
-                tolerance=max(0.0, (1 + tolerance) * share / rows[some].sum() - 1),
+                tolerance=max(0.0, (1 + tolerance) * share / own - 1),
             ).target
     except CapacityError:
         return None

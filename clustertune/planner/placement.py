@@ -70,9 +70,7 @@ class _Problem:
     most: Array  # (partitions,) bytes on that worker
     share: Array  # (workers,) rows
     budget: Array  # (workers,) bytes, inf: no bound
-    first: Array | None = (
-        None  # (partitions,) targets with which a second search begins
-    )
+    first: Array | None = None  # (partitions,) targets with which the search begins
 
 
 def place(
@@ -105,8 +103,8 @@ def place(
         Fraction of the tolerance to stay within, unless the whole tolerance saves bytes
         (see ``WORTH``).
     first : (partitions,) int, optional
-        Targets with which a second search begins. Its result counts unless the other is
-        better.
+        Targets with which the search begins, if it can bring them within tolerance and
+        budgets.
 
     Raises
     ------
@@ -145,6 +143,21 @@ def placed(
     problem = _problem(given, weight, np.full(weight.shape, np.inf))
     numbers = (np.cumsum(weight > 0) - 1)[target]
     return _placement(problem, numbers, _worst(problem, numbers), weight)
+
+
+def fewest_bytes(
+    rows: npt.ArrayLike,
+    held: Held,
+    weights: npt.ArrayLike,
+    *,
+    nbytes: npt.ArrayLike,
+    limit: float,
+) -> float:
+    """Return a lower bound of the bytes that move if no worker exceeds the limit."""
+    given = [np.asarray(x) for x in (rows, nbytes, *held)]
+    weight = np.asarray(weights, np.float64)
+    problem = _problem(given, weight, np.full(weight.shape, np.inf))
+    return float(problem.nbytes.sum() - _most_kept(problem, limit))
 
 
 def _placement(
@@ -270,15 +283,12 @@ def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
         even = min((home, fresh), key=lambda x: _worst(problem, x))
         limit = max(limit, _worst(problem, even) * EXACT)
         target = _fill(problem, limit, stay=True)
-    _improve(problem, target, limit)
     if problem.first is not None:
-        other = problem.first.copy()
-        _improve(problem, other, limit)
-        worst, moved = (
-            [f(problem, x) for x in (target, other)] for f in (_worst, _moved)
-        )
-        if (max(limit, worst[1]), moved[1]) <= (max(limit, worst[0]), moved[0]):
-            target = other
+        begun = problem.first.copy()
+        _improve(problem, begun, limit)
+        if _worst(problem, begun) <= limit:
+            return begun, limit
+    _improve(problem, target, limit)
     if _worst(problem, target) > limit:
         target = even
         _improve(problem, target, limit)
