@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import random
 import signal
@@ -155,6 +156,11 @@ def cluster(
 def at_gate(name: str) -> None:
     """Run until the event of this name is set."""
     Event(name).wait(200)
+
+
+def endless(*_: Any) -> None:
+    """Run in native code without an end in the time of a test."""
+    ctypes.CDLL(None).sleep(600)
 
 
 def leak(dask_worker: Any, nbytes: int) -> None:

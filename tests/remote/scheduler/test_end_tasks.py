@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import socket
 from typing import Any
@@ -22,7 +21,7 @@ from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
 from tests.in_process import gen_cluster
-from tests.processes import soon
+from tests.processes import endless, soon
 
 NANNIES: dict[str, Any] = {
     "client": True,
@@ -30,11 +29,6 @@ NANNIES: dict[str, Any] = {
     "worker_kwargs": {"memory_limit": "1 GiB"},
 }
 TWO = [("127.0.0.1", 1)] * 2
-
-
-def endless(*_: Any) -> None:
-    """Run in native code without an end in the time of a test."""
-    ctypes.CDLL(None).sleep(600)
 
 
 def until_open(name: str, *_: Any) -> int:
