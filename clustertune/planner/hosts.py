@@ -55,9 +55,8 @@ def place_on_hosts(
     """
     trains = weights > 0
     each = np.bincount(hosts[trains])
-    near = held
-    if np.count_nonzero(each) > 1:
-        near = nearby(held, nbytes, trains, hosts)
+    several = np.count_nonzero(each) > 1
+    near = nearby(held, nbytes, trains, hosts) if several else held
 
     def search(first: Targets | None) -> Placement:
         return place(
@@ -72,7 +71,9 @@ def place_on_hosts(
         )
 
     found = search(first)
-    if near is not held and each.max() > 1 and len(rows) <= LARGE:
+    if not several:
+        return found
+    if each.max() > 1 and len(rows) <= LARGE:
         start = _by_host(rows, held, weights, hosts, nbytes, budget, tolerance, found)
         if start is not None:
             found = _better(found, search(start))
