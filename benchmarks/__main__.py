@@ -96,7 +96,7 @@ BENCHMARKS = (
         "XGBoost from Parquet files",
         quick=("--rounds=1", "--rows=100000"),
     ),
-    _fit("xgboost", "XGBoost", 0.15, "half,tiny,misaligned"),
+    _fit("xgboost", "XGBoost", 0.15, "half,even,tiny,misaligned"),
     _fit("lightgbm", "LightGBM", 0.15),
     _fit("kmeans", "KMeans of dask-ml", 0.5),
     _fit("ddp", "PyTorch DistributedDataParallel", 0.5),
