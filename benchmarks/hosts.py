@@ -14,6 +14,7 @@ Options: `--layouts 200`.
 """
 
 import argparse
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -179,10 +180,10 @@ def main():
     parser.add_argument("--layouts", type=int, default=200)
     options = parser.parse_args()
     machine()
-    found = [
-        (KINDS[n % len(KINDS)], measure(KINDS[n % len(KINDS)], n))
-        for n in range(options.layouts)
-    ]
+    numbers = range(options.layouts)
+    kinds = [KINDS[n % len(KINDS)] for n in numbers]
+    with ProcessPoolExecutor() as pool:
+        found = list(zip(kinds, pool.map(measure, kinds, numbers), strict=True))
     table = []
     for kind in (*KINDS, "cut", "move", "all"):
         some = np.array(

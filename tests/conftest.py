@@ -18,7 +18,7 @@ from distributed.utils import get_mp_context
 
 # distributed's tests put back the configuration that was there when they were loaded
 import clustertune.core.settings  # noqa: F401
-from tests.processes import LOCAL
+from tests.processes import IN_PROCESS, LOCAL
 
 METHOD = "distributed.worker.multiprocessing-method"
 
@@ -90,11 +90,12 @@ def spawned() -> Iterator[None]:
 
 @pytest.fixture
 def local_cluster() -> Iterator[Callable[..., tuple[LocalCluster, Client]]]:
-    """Start clusters of worker processes with one thread each, and close them."""
+    """Start clusters of workers with one thread each, and close them."""
     opened: list[Any] = []
 
     def start(n_workers: int, **options: Any) -> tuple[LocalCluster, Client]:
-        cluster = LocalCluster(n_workers=n_workers, **(LOCAL | options))
+        defaults = LOCAL if options.get("processes", True) else IN_PROCESS
+        cluster = LocalCluster(n_workers=n_workers, **(defaults | options))
         opened.append(cluster)
         client = Client(cluster)
         opened.append(client)

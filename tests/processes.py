@@ -27,6 +27,9 @@ LOCAL: dict[str, Any] = {
     "dashboard_address": "127.0.0.1:0",
     "memory_limit": "2GiB",
 }
+#: the same with workers in the process of the test. Its memory counts for them, and has
+#: grown by all tests before: with a limit, they would pause.
+IN_PROCESS: dict[str, Any] = LOCAL | {"processes": False, "memory_limit": None}
 BLOCK = """
 import sys
 
@@ -112,9 +115,10 @@ def process(*command: str, **environment: str) -> Iterator[subprocess.Popen[byte
 def local_workers(
     n_workers: int = 2, *, set_as_default: bool = True, **options: Any
 ) -> Iterator[Client]:
-    """Start a cluster of worker processes with one thread each; yield its client."""
+    """Start a cluster of workers with one thread each; yield its client."""
+    defaults = LOCAL if options.get("processes", True) else IN_PROCESS
     with (
-        LocalCluster(n_workers=n_workers, **(LOCAL | options)) as cluster,
+        LocalCluster(n_workers=n_workers, **(defaults | options)) as cluster,
         Client(cluster, set_as_default=set_as_default) as client,
     ):
         yield client
