@@ -291,7 +291,7 @@ def one_line(result: Result) -> str:
 )
 def test_no_scheduler(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a scheduler the exit code is 3, and the line has the address."""
-    monkeypatch.setattr(running, "CONNECT", 0.3)
+    monkeypatch.setattr(running, "CONNECT", 1.0)
     result = run("check", address)
     assert result.exit_code == 3
     assert f"no scheduler answers at {address}" in one_line(result)
@@ -299,7 +299,7 @@ def test_no_scheduler(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dashboard listens there, for example."""
-    monkeypatch.setattr(running, "CONNECT", 0.3)
+    monkeypatch.setattr(running, "CONNECT", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         result = run("check", "tcp://{}:{}".format(*listening.getsockname()))
     assert result.exit_code == 3
@@ -316,7 +316,7 @@ def test_certificates_for_an_address_without_encryption(tmp_path: Path) -> None:
 
 def test_an_address_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ADDRESS, Dask's configuration names the cluster."""
-    monkeypatch.setattr(running, "CONNECT", 0.3)
+    monkeypatch.setattr(running, "CONNECT", 1.0)
     with dask.config.set({"scheduler-address": "tcp://127.0.0.1:9"}):
         result = run("check")
     assert result.exit_code == 3
@@ -327,7 +327,7 @@ def test_a_scheduler_file_that_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wrong file has the exit code of an unreachable cluster."""
-    monkeypatch.setattr(running, "CONNECT", 0.3)
+    monkeypatch.setattr(running, "CONNECT", 1.0)
     file = tmp_path / "scheduler.json"
     for text in (
         "",

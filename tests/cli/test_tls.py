@@ -83,7 +83,7 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clustertune.cli.running.CONNECT", 0.3)
+    monkeypatch.setattr("clustertune.cli.running.CONNECT", 1.0)
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_configured_schedules(authority: Authority, tmp_path: Path) -> None:
             *dask_, "worker", address, "--nthreads", "1", "--memory-limit", "1GiB",
             "--no-dashboard", "--local-directory", str(tmp_path), *files("worker"),
         ),
-        Client(address, security=shown(authority), timeout=30) as client,
+        Client(address, security=shown(authority), timeout=200) as client,
     ):  # fmt: skip
         (made,) = until(lambda: clustertune.schedules(client))
         assert made.state == "waiting"

@@ -149,7 +149,8 @@ async def test_a_worker_hangs(c, s, a, b, monkeypatch):
     monkeypatch.setattr(contents, "PATIENCE", 1.0)
     monkeypatch.setattr(monitor, "PATIENCE", 1.0)
     monkeypatch.setitem(monitor.ask_workers.__kwdefaults__, "timeout", 1.0)
-    monkeypatch.setattr(workers, "ANSWERS", 0.5)
+    # longer than a busy worker is silent, and shorter than the wait below
+    monkeypatch.setattr(workers, "ANSWERS", 1.5)
     monkeypatch.setattr(check, "COUNT_SECONDS", 1.0)
     X, y = c.persist([da.ones((40, 2), chunks=(5, 2)), da.ones(40, chunks=5)])
     await wait([X, y])
@@ -182,6 +183,7 @@ def _pass(gate):
 @gen_cluster(client=True, nthreads=TWO, Worker=Nanny)
 async def test_a_task_that_never_ends(c, s, a, b):
     """A check names the worker that runs it, and so does a call that waits for it."""
+    await clustertune.check(c)  # the first one takes longer
     gate = Event("gate", client=c)
     stuck = c.submit(_pass, gate.name, pure=False, workers=[a.worker_address])
     X = c.persist(da.Array({("x", 0): stuck}, "x", ((5,),), dtype="f8"))

@@ -624,9 +624,11 @@ def test_moved_data(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     """It is a warning and a note, because each row still has its label."""
 
     def work(X: Any, y: Any) -> None:
+        client.amm.stop()  # it could drop the other replicas first
         client.replicate(futures_of(X), n=2)
         keys = [f.key for f in futures_of(X)]
         client.run_on_scheduler(drop, address=min(workers_of(client)), keys=keys)
+        client.amm.start()
 
     with caplog.at_level(logging.WARNING, "clustertune"):
         model = fit(client, Mine(work), *data())

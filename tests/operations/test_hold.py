@@ -110,7 +110,7 @@ async def test_plans_of_others_wait(c: Any, s: Any, a: Any, b: Any) -> None:
     async with Client(s.address, asynchronous=True) as other:
         async with clustertune.hold(c, label="a night's training"):
             with pytest.raises(LeaseHeldError, match="a night's training"):
-                await clustertune.prepare(other, X, timeout="1.5 s")
+                await clustertune.prepare(other, X, timeout="3 s")
             await clustertune.prepare(c, X)
         await clustertune.prepare(other, X, timeout="60 s")
 
@@ -218,9 +218,9 @@ async def test_a_client_with_a_slow_heartbeat(
     async with clustertune.hold(c) as held:
         held.monitor.interval = 3600.0
         plugin = s.plugins["clustertune"]
-        plugin.owners.grace = 0.6
+        plugin.owners.grace = 2.0  # a busy process may stand still for a second
         began = s.clients[c.id].last_seen
-        await soon(lambda: time() - began > 2)
+        await soon(lambda: time() - began > 4)
         assert plugin.holds.active()
         assert s.clients[c.id].last_seen == began
     assert held.measures is not None
@@ -238,7 +238,7 @@ async def test_a_broken_connection(c: Any, s: Any, a: Any, b: Any) -> None:
         assert name in holds.kept
         async with Client(s.address, asynchronous=True) as other:
             with pytest.raises(LeaseHeldError, match="mine"):
-                await clustertune.trim_memory(other, timeout="1.5 s")
+                await clustertune.trim_memory(other, timeout="3 s")
         await soon(lambda: c.status == "running")
         assert name in holds.kept
     assert holds.kept == {}

@@ -20,7 +20,6 @@ from distributed import (
     SpecCluster,
     Worker,
     futures_of,
-    utils_test,
     wait,
 )
 from distributed.core import Status
@@ -30,12 +29,13 @@ import clustertune
 from clustertune import errors
 from clustertune.monitor import inquiry
 from clustertune.remote import ship
+from tests import in_process
 from tests.builders import verify
 from tests.processes import soon, stop_stealing, until
 
 #: tasks stay on the workers that are named, however busy these are
 gen_cluster = partial(
-    utils_test.gen_cluster, config={"distributed.scheduler.work-stealing": False}
+    in_process.gen_cluster, config={"distributed.scheduler.work-stealing": False}
 )
 TWO = [("127.0.0.1", 1)] * 2
 LIMIT = {"memory_limit": "4GiB"}  # their process is that of all tests
@@ -375,6 +375,7 @@ async def test_verify_looks_again(c, s, a, b):
     verify(p._journal.views[0], p._journal.views[-1])
     assert p._journal.views[-1].now.memory_manager is True
     key = next(f.key for f, h in zip(futures_of(y), where(s, y)) if h == {b.address})
+    await c.amm.stop()  # it may drop either replica
     await c.replicate([f for f in futures_of(y) if f.key == key], workers=[a.address])
     s.request_remove_replicas(b.address, [key], stimulus_id="test")
     with pytest.raises(errors.VerificationError, match="1 pairs are separated"):

@@ -115,8 +115,8 @@ class Watcher:
 
 
 def pid_of(client: Client, name: int) -> int:
-    known = client.scheduler_info(n_workers=-1)["workers"]
-    (address,) = (a for a, w in known.items() if w["name"] == f"w-{name}")
+    known = workers_of(client).items()
+    (address,) = (a for a, w in known if w["name"] == f"w-{name}")
     (pid,) = client.run(os.getpid, workers=[address]).values()
     return int(pid)
 
@@ -563,7 +563,8 @@ def test_a_file_that_cannot_be_written(client: Client) -> None:
     known = set(client.futures)
     with pytest.raises(OSError, match=f"checkpoint_path='{path}' cannot be written: "):
         fit(client, model("xgboost"), *lazy(), checkpoint_path=path)
-    assert set(client.futures) == known
+    # futures of earlier tests may be collected meanwhile
+    assert set(client.futures) <= known
 
 
 def test_a_checkpoint_that_cannot_be_written(

@@ -387,10 +387,8 @@ async def test_a_role_that_does_not_begin(c: Any, s: Any, a: Any, b: Any) -> Non
 
     busy = c.submit(lambda: Event("go").wait(), workers=[b.address])
     await soon(lambda: b.state.executing)
-    with pytest.raises(
-        FunctionError, match=r"did not begin within 0\.3 s: other"
-    ) as told:
-        await run_roles(c, {"worker": (2, mark)}, timeout="300 ms")
+    with pytest.raises(FunctionError, match="did not begin within 2 s: other") as told:
+        await run_roles(c, {"worker": (2, mark)}, timeout="2 s")
     assert told.value.worker == b.address
     assert not await Event("called").is_set()
     await Event("go").set()
@@ -430,7 +428,7 @@ async def test_an_interruption_stops_all_roles(c: Any, s: Any, a: Any, b: Any) -
 @gen_cluster(client=True, nthreads=TWO)
 async def test_an_abandoned_endpoint_expires(c: Any, s: Any, a: Any, b: Any) -> None:
     """The client may be killed before its tasks began."""
-    about = {"name": "x", "expiry": 0.2}
+    about = {"name": "x", "expiry": 2.0}
     await ship.on_workers(c, remote_roles.register, [a.address], timeout=10, **about)
     assert len(left(s, a)) == 2
     await nothing_left(s, a)

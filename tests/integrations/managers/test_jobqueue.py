@@ -127,7 +127,7 @@ def test_jobs_that_do_not_begin(jobs: Any) -> None:
     _, client = jobs(Queued, processes=1)
     expected = r"requested 2 workers, 0 run: LocalCluster\(.*Ask the manager"
     with pytest.raises(NoWorkersError, match=expected):
-        clustertune.scale(client, 2, timeout="3s")
+        clustertune.scale(client, 2, timeout="6s")
 
 
 def test_adaptive_scaling(jobs: Any) -> None:
