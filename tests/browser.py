@@ -70,7 +70,7 @@ class Tab:
         """Return all words on the page."""
         return str(await self.page.evaluate(_TEXT))
 
-    async def shows(self, *words: str, seconds: float = 20) -> str:
+    async def shows(self, *words: str, seconds: float = 60) -> str:
         """Wait until the page has these words; return all its words."""
         end = monotonic() + seconds
         while True:

@@ -180,6 +180,12 @@ async def stop_stealing(dask_scheduler: Any) -> None:
         await stealing.stop()
 
 
+async def start_stealing(dask_scheduler: Any) -> None:
+    """Undo :func:`stop_stealing`."""
+    if stealing := dask_scheduler.extensions.get("stealing"):
+        await stealing.start()
+
+
 async def soon(condition: Callable[[], Any], seconds: float = 200) -> Any:
     """Wait like :func:`until`, without stopping an event loop."""
     end = monotonic() + seconds

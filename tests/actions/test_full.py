@@ -187,7 +187,7 @@ def test_the_only_worker_is_being_restarted(local_cluster: Any) -> None:
         Client(cluster.scheduler_address, set_as_default=False) as other,
         pytest.raises(LeaseHeldError, match="another plan runs on this cluster"),
     ):
-        clustertune.restart_workers(other, timeout="1 s")
+        clustertune.restart_workers(other, timeout="10 s")
     Event("go on", client=client).set()
     restarting.join(170)
     assert restarting.result.status == "done", str(restarting.result)

@@ -151,7 +151,7 @@ def test_a_restart_that_does_not_come_about(two: Any) -> None:
 
 
 def infos(client: Any) -> list[Any]:
-    return list(client.scheduler_info(n_workers=-1)["workers"].values())
+    return list(workers_of(client).values())
 
 
 def held(dask_scheduler: Any) -> dict[str, set[Any]]:

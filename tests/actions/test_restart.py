@@ -195,13 +195,6 @@ def test_predicted_bytes_are_those_that_are_sent(way: str) -> None:
     test()
 
 
-def train(seconds: float) -> str:
-    import time
-
-    time.sleep(seconds)
-    return "trained"
-
-
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_running_tasks_are_waited_for(c: Any, s: Any, *nannies: Any) -> None:
     """Tasks of any client finish; at the deadline the restart is undone."""
@@ -209,16 +202,17 @@ async def test_running_tasks_are_waited_for(c: Any, s: Any, *nannies: Any) -> No
     before = layout(s)
     address = next(iter(s.workers))
     name = s.workers[address].name
-    busy = c.submit(train, 2, workers=[address])
+    busy = c.submit(at_gate, "gate", workers=[address])
     await soon(lambda: s.workers[address].processing)
     report = await clustertune.restart_workers(c, workers=[name], wait="200 ms")
     assert report.status == "left"
     assert "1 task still runs after 0.2 s" in report.steps[0].reason
     assert statuses(s) == {"running"}
     assert layout(s) == before
+    await Event("gate").set()
     report = await clustertune.restart_workers(c, workers=[name])
     assert report.status == "done", str(report)
-    assert await busy == "trained"
+    assert await busy == -3
 
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
@@ -462,7 +456,7 @@ async def test_one_that_is_undone_after_the_call(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last line states that the scheduler continues."""
-    monkeypatch.setattr("clustertune.actions.cluster.lease.LANDING", 0.5)
+    monkeypatch.setattr("clustertune.actions.cluster.lease.LANDING", 2.0)
     await clustertune.check(c)
     plugin = s.plugins["clustertune"]
     undo, worker = asyncio.Event(), s.workers[a.worker_address]

@@ -278,7 +278,7 @@ def test_bounds_are_put_back_where_it_fails(
     cluster.new_spec["options"]["no_such_option"] = 1
     X = da.ones((10, 2), chunks=2)
     with pytest.raises(errors.NoWorkersError, match="requested 2 workers, 1 run"):
-        clustertune.prepare(client, X, n_workers=2, timeout="3 s")
+        clustertune.prepare(client, X, n_workers=2, timeout="6 s")
     assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (1, 2)
 
 

@@ -16,7 +16,7 @@ from xgboost import dask as dxgb
 
 import clustertune
 from clustertune.core.model import Finding, Severity
-from tests.processes import until
+from tests.processes import until, workers_of
 
 MIB = 2**20
 LEAKED = 60 * MIB  # bytes that each worker keeps with each fit
@@ -40,7 +40,7 @@ class Leaking(xgboost.callback.TrainingCallback):
 
 def data(client: Any, n_workers: int = 2) -> tuple[da.Array, da.Array]:
     """Return data of which each of the first workers has as many partitions."""
-    where = list(client.scheduler_info()["workers"])
+    where = list(workers_of(client))
     random = da.random.default_rng(0)
     X = random.random((40_000, 20), chunks=(10_000, 20))
     y = (X[:, 0] > 0.5).astype("i4")

@@ -18,7 +18,7 @@ from xgboost.dask import DaskXGBClassifier
 import clustertune
 from clustertune.core.model import Severity
 from tests.checks.applying import Situation
-from tests.processes import local_workers
+from tests.processes import local_workers, stop_stealing
 from tests.rules.placing import cut, placed
 
 N = 400
@@ -40,6 +40,7 @@ def case(*names: str, **options: Any) -> Callable[[Make], Make]:
 def client() -> Iterator[Client]:
     with local_workers(2) as client:
         client.amm.stop()  # it would drop surplus replicas
+        client.run_on_scheduler(stop_stealing)
         yield client
 
 

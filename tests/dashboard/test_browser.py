@@ -226,7 +226,7 @@ async def test_no_text_is_covered_or_cut(tmp_path):
         async with chromium() as tab:
             for name in states:
                 await tab.look_at(url)
-                text = await tab.shows(*WORDS[name], seconds=60)
+                text = await tab.shows(*WORDS[name])
                 assert "2031" in text or name == "empty"  # a scheduled restart
                 for width, dark in product(WIDTHS, (False, True)):
                     await tab.set(width=width, dark=dark)

@@ -16,7 +16,7 @@ from distributed import Client, futures_of, wait
 
 from tests.chaos import live
 from tests.hosts.lab import Host, Lab
-from tests.processes import until, workers_of
+from tests.processes import start_stealing, stop_stealing, until, workers_of
 
 MIB = 2**20
 PORT = 8786
@@ -162,8 +162,10 @@ def load(
     X = numbers.map_blocks(features, new_axis=1, chunks=(numbers.chunks[0], (columns,)))
     y = X[:, 0] * LABELS_OF
     where = {"workers": workers, "allow_other_workers": True} if workers else {}
+    client.run_on_scheduler(stop_stealing)
     X, y = client.persist([X, y], **where)
     wait([X, y])
+    client.run_on_scheduler(start_stealing)
     return X, y
 
 

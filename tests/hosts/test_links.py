@@ -32,6 +32,8 @@ SOURCE, TARGET = "h1", "h2"
 def client(cluster: Cluster) -> Iterator[Client]:
     """Three hosts with one worker each, and slow links."""
     client = cluster.start(h1=1, h2=1, h3=1)
+    # after a fault of the test before, a worker may leave once more, and join again
+    until(lambda: cluster.on(client, SOURCE) and cluster.on(client, TARGET))
     yield client
     assert_settled(client)
 
@@ -67,8 +69,6 @@ FAULTS: dict[str, Callable[[Cluster], list[Any]]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_move_survives(cluster: Cluster, client: Client, fault: str) -> None:
     """All rows arrive, each host has its share, and scattered data is there."""
-    # after a fault of the test before, a worker may leave once more, and join again
-    until(lambda: cluster.on(client, SOURCE) and cluster.on(client, TARGET))
     X, y = load(client, workers=cluster.on(client, SOURCE))
     kept = scatter(client, *cluster.on(client, TARGET))
     slow_links(cluster)

@@ -102,7 +102,7 @@ def test_a_host_dies_between_two_restarts(cluster: Cluster, client: Client) -> N
     X, y = load(client, workers=cluster.on(client, "h1", "h2"))
     kept = scatter(client, *cluster.on(client, "h3"))
     kill = KillOnce(cluster, "h3", "restart")
-    report = clustertune.restart_workers(client, X, y, progress=kill, timeout="60 s")
+    report = clustertune.restart_workers(client, X, y, progress=kill, timeout="120 s")
     assert kill.killed
     assert lost(report) == len(kept)
     assert_intact(client, X, y)
@@ -115,7 +115,7 @@ def test_a_host_dies_while_its_process_starts(cluster: Cluster, client: Client) 
     (worker,) = cluster.on(client, "h2")
     nanny = workers_of(client)[worker]["nanny"].partition("://")[2]
     kill = KillOnce(cluster, "h2", nanny, "starting its next")
-    report = clustertune.restart_workers(client, X, y, progress=kill, timeout="60 s")
+    report = clustertune.restart_workers(client, X, y, progress=kill, timeout="120 s")
     assert kill.killed
     assert lost(report) == len(kept)
     assert_intact(client, X, y)
@@ -126,7 +126,7 @@ def test_a_host_dies_in_a_merge(cluster: Cluster) -> None:
     X, y = load(client, workers=cluster.on(client, "h1", "h2"))
     kept = scatter(client, cluster.on(client, "h3")[0])
     kill = KillOnce(cluster, "h3", "resize")
-    report = clustertune.merge_workers(client, X, y, progress=kill, timeout="60 s")
+    report = clustertune.merge_workers(client, X, y, progress=kill, timeout="120 s")
     assert kill.killed
     assert lost(report) == len(kept)
     assert_intact(client, X, y)

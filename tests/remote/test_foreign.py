@@ -100,7 +100,7 @@ def test_another_python_gets_no_code(tmp_path: Path) -> None:
         cluster(tmp_path, 1, python=OTHER_PYTHON) as file,
         Client(scheduler_file=file) as client,
     ):
-        client.wait_for_workers(1, timeout=60)
+        client.wait_for_workers(1, timeout=200)
         with pytest.raises(errors.VersionMismatchError, match="Python minor"):
             clustertune.prepare(client, da.ones((10, 2), chunks=5))
         assert workers_of(client)
@@ -119,7 +119,7 @@ def mixed(tmp_path: Path) -> Iterator[Client]:
             "--local-directory", str(tmp_path),
         )  # fmt: skip
         with process(*unlike), Client(scheduler_file=file) as client:
-            client.wait_for_workers(3, timeout=60)
+            client.wait_for_workers(3, timeout=200)
             client.get_versions()  # a loaded machine answers slowly the first time
             yield client
 
