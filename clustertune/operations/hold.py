@@ -243,7 +243,7 @@ class Hold(ClientContext):
     async def _keep(self) -> None:
         """Confirm the hold regularly, and take a lost hold again."""
         try:
-            while True:
+            while self.client.status not in ("closing", "closed"):
                 await asyncio.sleep(REFRESH)
                 # the monitor reports the lost connection
                 with suppress(ConnectionLostError):

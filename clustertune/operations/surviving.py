@@ -31,7 +31,7 @@ from clustertune.integrations.libraries.boosting import Checkpoint
 from clustertune.monitor import monitor
 from clustertune.operations.call import Procedure, carry_out
 from clustertune.operations.watch import Monitor
-from clustertune.operations.workers import RESTART_LOOK
+from clustertune.operations.workers import RESTART_LOOK, SKIPS
 from clustertune.remote import ship
 from clustertune.remote.ending import within
 from clustertune.remote.scheduler.fits import MAX_MODEL, TASKS
@@ -126,7 +126,8 @@ class FitWatch:
         self._warned = False  # that a checkpoint was too large
         self._finished = asyncio.Event()  # the library's fit has returned
         self._ending: asyncio.Task[None] | None = None
-        self._handled = set[str]()  # addresses of lost workers whose fit was ended
+        self._handled = set[int]()  # numbers of losses after which the fit was ended
+        self._restarted = set[str]()  # addresses of workers that were restarted here
 
     @property
     def request(self) -> dict[str, Any]:
@@ -136,12 +137,19 @@ class FitWatch:
     # --- watch ------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Watch until cancelled."""
-        while True:
-            # the hold reports a lost connection
-            with suppress(ConnectionLostError):
+        """Watch until cancelled, or until the client is closed."""
+        said = ""
+        while self.client.status not in ("closing", "closed"):
+            try:
                 await self._follow(POLL)
                 continue
+            except ConnectionLostError:
+                pass  # the hold reports it
+            except Exception as error:  # noqa: BLE001, a later loss must be seen
+                text = printable(repr(error), longest=200)
+                if text != said:
+                    logger.warning("the watch of the fit goes on after %s", text)
+                said = text
             await asyncio.sleep(RETRY)
 
     async def close(self) -> None:
@@ -169,7 +177,7 @@ class FitWatch:
 
     def _new_losses(self) -> list[Mapping[str, Any]]:
         lost = self.state.get("lost", ())
-        return [x for x in lost if x["address"] not in self._handled]
+        return [x for x in lost if x["number"] not in self._handled]
 
     async def _follow(self, wait: float) -> None:
         """Wait for news, show them, and end a fit that has lost a worker."""
@@ -179,7 +187,7 @@ class FitWatch:
             await asyncio.sleep(RETRY)
             return
         self._set(state)
-        self._show()
+        self._begin_to_end()
         if state["too_large"] and not self._warned:
             self._warned = True
             logger.warning(
@@ -192,7 +200,7 @@ class FitWatch:
         if is_new and self._storing is None:
             # apart, since a slow store must not hide a loss
             self._storing = asyncio.ensure_future(self._store())
-        self._begin_to_end()
+        self._show()
 
     async def _store(self) -> None:
         """Store the last checkpoint outside of the cluster; a failure is logged."""
@@ -228,6 +236,8 @@ class FitWatch:
         """Cancel the training unless the library ends it itself, and free its workers.
 
         A member that only leaves takes a checkpoint with it, if one arrives in time.
+        The training may begin later, with the lost member. So a loss is handled only
+        once training was cancelled, or the library's fit has returned.
         """
         end = monotonic() + (CHECKPOINT if self._only_leaving() else GRACE)
         before = self.state["saved"]
@@ -242,20 +252,25 @@ class FitWatch:
         await self._news()
         lost = self._new_losses() or lost
         names = names_text(sorted({x["worker"] for x in lost}, key=str))
-        if await self._free(f"the fit lost worker {names}"):
+        answer = await self._free(f"the fit lost worker {names}")
+        if answer.get("cancelled"):
             logger.warning("the fit lost worker %s and was cancelled", names)
         silent = self._silent()
         await self._news()
         if silent - self._silent():  # a member answers again, and may still train
             await self._restart(await self._stuck(), drop_data=False)
-        await self._restart(sorted(self._silent()), drop_data=True)
-        self._handled |= {x["address"] for x in lost}
+        await self._restart(sorted(self._silent() - self._restarted), drop_data=True)
+        if answer["over"]:
+            self._handled |= {x["number"] for x in lost}
 
-    async def _free(self, reason: str) -> bool:
-        """Cancel the training, and end its tasks; return whether it still ran."""
-        answer = await self._ask("cancel", reason=reason)
-        await self._restart(await self._stuck(), drop_data=False)
-        return bool(answer.get("cancelled"))
+    async def _free(self, reason: str) -> dict[str, Any]:
+        """Cancel the training, and end its tasks if it is over; return the answer."""
+        finished = self._finished.is_set()
+        answer = dict(await self._ask("cancel", reason=reason, finished=finished))
+        answer["over"] = answer.get("over", True) or finished or not self.workers
+        if answer["over"]:
+            await self._restart(await self._stuck(), drop_data=False)
+        return answer
 
     async def _restart(self, addresses: list[str], *, drop_data: bool) -> None:
         """Restart workers that cannot be used otherwise; a failure is only logged.
@@ -266,6 +281,7 @@ class FitWatch:
         """
         if not addresses:
             return
+        self._restarted.update(addresses)
 
         def steps(view: View, *_: object) -> Iterator[Step]:
             ids = {w.id for w in view.now.workers if w.address in addresses}
@@ -282,6 +298,7 @@ class FitWatch:
             dry_run=False,
             progress=False,
             look=replace(RESTART_LOOK, holdings=drop_data),
+            skips=(*SKIPS, "restart_loses_nothing"),
             patience=PATIENCE,
             despite_holds=not drop_data,
         )
@@ -353,16 +370,19 @@ class FitWatch:
         clear_frames(error.__traceback__)
         checkpoint = await self.checkpoint()
         await self._end_once()
-        lost = {x["worker"]: x["how"] for x in state["lost"]}
+        # more may have left meanwhile, besides those that were restarted
+        more = (x for x in self.state["lost"] if x["address"] not in self._restarted)
+        every = {x["worker"]: x for x in (*more, *state["lost"])}
+        lost = {worker: x["how"] for worker, x in every.items()}
         reasons = await self._reasons(lost, watched)
         workers, _ = await monitor.running_workers(self.client)
-        leaving = {x["address"] for x in state["lost"] if x["how"] == "leaving"}
+        leaving = {x["address"] for x in every.values() if x["how"] == "leaving"}
         here = {
             a: monitor.worker_id(a, entry)
             for a, entry in workers.items()
             if a not in leaving
         }
-        gone = {x["address"] for x in state["lost"]} - here.keys()
+        gone = {x["address"] for x in every.values()} - here.keys()
         return Loss(
             workers=tuple(lost),
             gone=frozenset({*gone, *(lost.keys() - set(here.values()))}),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from dask_ml.cluster import KMeans
+from distributed import Event, Nanny, Worker
 from lightgbm import DaskLGBMRegressor
 from xgboost.dask import DaskXGBRegressor
 
@@ -22,7 +23,7 @@ from clustertune.operations import surviving
 from clustertune.operations.checkpoints import CheckpointFile
 from clustertune.operations.surviving import FitWatch
 from clustertune.remote.ending import end_tasks
-from tests.in_process import gen_test
+from tests.in_process import gen_cluster, gen_test
 from tests.processes import soon
 
 
@@ -30,8 +31,9 @@ class Watch(FitWatch):
     """Keeps the requests and restarts; ``lost`` has how members are lost."""
 
     def __init__(self, **options: Any):
-        client: Any = None
+        client: Any = SimpleNamespace(status="running")
         super().__init__(client, **options)
+        self.over, self.round = True, 0
         self.lost: dict[str, str] = {}
         self.asked: list[str] = []
         self.restarted: list[str] = []
@@ -49,9 +51,20 @@ class Watch(FitWatch):
             raise self.failures.pop()
         if do == "cancel" and self.after_cancel is not None:
             self.lost = self.after_cancel
-        lost = [{"address": a, "worker": a, "how": h} for a, h in self.lost.items()]
-        state = {"round": 0, "rounds": 9, "saved": self.saved, "too_large": 0}
-        return {**state, "lost": lost, "version": 1, "cancelled": 1}
+        lost = [
+            {"address": a, "worker": a, "how": h, "number": ord(a)}
+            for a, h in self.lost.items()
+        ]
+        state = {
+            "round": self.round,
+            "rounds": 9,
+            "metric": "",
+            "rate": None,
+            "saved": self.saved,
+            "too_large": 0,
+        }
+        answer = {"cancelled": int(self.over), "over": self.over}
+        return {**state, "lost": lost, "version": 1, **answer}
 
     async def _stuck(self) -> list[str]:
         return []
@@ -102,6 +115,41 @@ async def test_a_fit_that_could_not_be_ended_is_ended_later(
 
 
 @gen_test()
+async def test_a_training_that_is_not_there_yet() -> None:
+    """The watch tries again until there is something to cancel."""
+    async with running(Watch(workers=["a", "b"])) as watch:
+        watch.over, watch.lost = False, {"a": "left"}
+        await soon(lambda: watch.asked.count("cancel") == 3)
+        assert not watch._handled
+        watch.over = True
+        await soon(lambda: watch._handled)
+
+
+@gen_test()
+async def test_a_display_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """Later losses are seen all the same."""
+
+    def notify(text: str, done: float | None) -> None:
+        raise OSError("no terminal")
+
+    async with running(Watch(notify=notify)) as watch:
+        watch.round = 1
+        await soon(lambda: "no terminal" in caplog.text)
+        watch.lost = {"a": "left"}
+        await soon(lambda: watch._handled)
+
+
+@gen_test()
+async def test_the_client_is_closed() -> None:
+    """Nothing keeps it alive."""
+    watch = Watch()
+    task = asyncio.ensure_future(watch.run())
+    await soon(lambda: watch.asked)
+    watch.client.status = "closed"
+    await task
+
+
+@gen_test()
 async def test_a_store_that_hangs_hides_no_loss() -> None:
     """Checkpoints are stored apart from the watch."""
     stored: list[Checkpoint] = []
@@ -148,6 +196,29 @@ async def test_a_silent_member_that_answers_once_its_fit_is_cancelled() -> None:
         "a": "it does not answer",
         "b": "it did not answer for a minute",
     }
+
+
+def wait_at(name: str) -> None:
+    Event(name).wait()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)], Worker=Nanny)
+async def test_a_stuck_worker_without_a_nanny(
+    c: Any, s: Any, nanny: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stays stuck and is named; the others are freed."""
+    async with Worker(s.address, nthreads=1, name="bare") as bare:
+        stuck = nanny.worker_address, bare.address
+        waiting = [c.submit(wait_at, "gate", workers=[a], pure=False) for a in stuck]
+        await soon(lambda: all(ws.processing for ws in s.workers.values()))
+        await FitWatch(c)._restart(list(stuck), drop_data=False)
+        assert stuck[0] not in s.workers
+        assert stuck[1] in s.workers
+        assert nanny.worker_address in s.workers
+        assert "could not be freed" in caplog.text
+        assert "bare" in caplog.text
+        await Event("gate").set()
+        await waiting[1]
 
 
 # --- whether a model is as without the losses -----------------------------------------

@@ -45,6 +45,7 @@ class Fit:
         self.wanted = False  # whether a checkpoint is wanted at the next round
         self.too_large = 0  # bytes of a checkpoint that was not kept
         self.lost: dict[str, dict[str, Any]] = {}  # by address
+        self.losses = 0  # a worker may be lost again at the same address
         #: keys of the training tasks at the last loss, if members are not known. Later
         #: ones are of another fit in the same hold, such as the user's next try.
         self.torn = set[str]()
@@ -57,16 +58,24 @@ class Fit:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def lose(self, address: str, how: str, worker: Any = None) -> None:
+    def lose(
+        self, address: str, how: str, worker: Any = None, *, again: bool = False
+    ) -> None:
         """Record that a member has left, leaves, or does not answer.
 
-        ``worker`` is the id of a worker that is no known member.
+        ``worker`` is the id of a worker that is no known member. ``again``: a loss
+        that was recorded at this address was that of an earlier process.
         """
         before = self.lost.get(address)
-        if before is None or before["how"] != how:
-            id = self.members.get(address, address if worker is None else worker)
-            self.lost[address] = {"worker": id, "address": address, "how": how}
-            self.change()
+        if before is None or again:
+            self.losses += 1
+        elif before["how"] == how:
+            return
+        number = self.losses if before is None or again else before["number"]
+        id = self.members.get(address, address if worker is None else worker)
+        now = {"worker": id, "address": address, "how": how, "number": number}
+        self.lost[address] = now
+        self.change()
 
     def take_back(self, address: str) -> None:
         """Record that a silent member answers; a fit that was cancelled has lost it."""
@@ -156,20 +165,43 @@ class Fits:
         """Record the loss of a member, or of a worker that trained for the client."""
         every = (*self.training.items(), *self.moved.items())
         torn = {key: id for key, (where, id) in every if where == address}
-        owners = set[str]()
         for key in torn:
             if self.moved.pop(key, None) is None:
                 del self.training[key]
-            ts = self.scheduler.tasks.get(key)
-            owners |= {c.client_key for c in (ts and ts.who_wants) or ()}
+        owners = self._owners(torn)
         for fit in self.running.values():
-            # libraries may want only what depends on the task
-            its = bool(torn) and not fit.members and (not owners or fit.owner in owners)
+            its = torn and self._may_train_on(fit, owners)
             if its:
-                fit.torn = {*torn, *(ts.key for ts in self._trained(fit))}
-                fit.cancelled = False
+                trained = (ts.key for ts in self._trained(fit) if _is_of(ts, fit))
+                fit.torn = {*torn, *trained}
+                fit.cancelled = fit.cancelled and bool(fit.members)
             if address in fit.members or its:
-                fit.lose(address, "left", next(iter(torn.values()), None))
+                again = bool(its) and address not in fit.members
+                fit.lose(address, "left", next(iter(torn.values()), None), again=again)
+
+    def _owners(self, keys: Collection[str]) -> set[str]:
+        """Clients that want tasks, or what needs them, as far as they are known."""
+        known, owners, seen = self.scheduler.tasks, set[str](), set[str]()
+        todo = [known[key] for key in keys if key in known]
+        while todo:
+            ts = todo.pop()
+            if ts.key not in seen:
+                seen.add(ts.key)
+                owners |= {client.client_key for client in ts.who_wants or ()}
+                todo += ts.dependents
+        return owners
+
+    def _may_train_on(self, fit: Fit, owners: Collection[str]) -> bool:
+        """Whether lost training tasks, which ``owners`` want, may be those of a fit.
+
+        A library may move rows, and Dask may steal a task that packs them, so workers
+        may train that are no members. Such a worker is not known to belong to one of
+        several fits of the same client.
+        """
+        if not fit.members:
+            return not owners or fit.owner in owners
+        fits = [other for other in self.running.values() if other.owner == fit.owner]
+        return fit.owner in owners and fits == [fit]
 
     # --- requests ---------------------------------------------------------------------
 
@@ -183,8 +215,10 @@ class Fits:
         if do == "state":
             return self._state(fit, **arguments)
         if do == "cancel":
-            self.holds.protects_nothing(name)
-            return {"cancelled": self._cancel(fit, **arguments)}
+            cancelled = self._cancel(fit, **arguments)
+            if fit.cancelled:
+                self.holds.protects_nothing(name)
+            return {"cancelled": cancelled, "over": fit.cancelled}
         if do == "stuck":
             return self._stuck(fit, **arguments)
         return {"checkpoint": fit.model}
@@ -232,18 +266,22 @@ class Fits:
         """Return the progress of all fits that have reported a round."""
         return [fit.progress() for fit in self.running.values() if fit.first]
 
-    def _cancel(self, fit: Fit, reason: str) -> int:
+    def _cancel(self, fit: Fit, reason: str, *, finished: bool = False) -> int:
         """Cancel tasks of the fit that the owner wants; return their number.
+
+        ``finished``: the library's fit has returned. Without tasks, another one counts
+        as cancelled only if its members are not known: it may go on, as those of
+        dask-ml do, or it may not train yet.
 
         Dask's own ``cancel`` raises an error for dependents that no client wants, which
         ends the connection of the client. Without a loss, tasks of another fit of the
         owner could not be told apart.
         """
-        fit.cancelled = True
         others = (other for other in self.running.values() if other is not fit)
         if not fit.lost and any(other.owner == fit.owner for other in others):
             return 0
         keys = list(self._wanted(fit))
+        fit.cancelled = fit.cancelled or bool(keys) or finished or not fit.members
         if keys:
             self.scheduler.client_releases_keys(keys=keys, client=fit.owner)
             message = {"op": "cancelled-keys", "keys": keys, "reason": "lost-worker"}
@@ -268,7 +306,10 @@ class Fits:
         return {
             "stuck": stuck,
             "shared": shared,
-            "more": any(other.lost and not other.cancelled for other in others),
+            "more": any(
+                other.lost and not other.cancelled and self._wanted(other)
+                for other in others
+            ),
         }
 
     # --- helpers ----------------------------------------------------------------------
@@ -287,7 +328,7 @@ class Fits:
             if now - ws.last_seen > SILENT:
                 if now >= fit.judged:
                     fit.lose(address, "silent")
-            elif was == "silent":
+            elif was == "silent" or (was == "leaving" and _stays(ws, fit)):
                 fit.take_back(address)
             elif ws.status.name == "closing_gracefully" and not is_parking(ws.name):
                 fit.wanted = True
@@ -318,7 +359,7 @@ class Fits:
             if bound and not ts.loose_restrictions and fit.lost.keys() >= bound:
                 keys.add(ts.key)
         todo = [ts for ts in self._trained(fit) if _is_of(ts, fit)]
-        if fit.torn:
+        if fit.torn and not fit.members:
             todo = [ts for ts in todo if ts.key in fit.torn]
         seen = set[str]()
         while todo:
@@ -331,8 +372,15 @@ class Fits:
         return keys
 
 
+def _stays(ws: Any, fit: Fit) -> bool:
+    """Whether a worker that was retiring does not leave after all."""
+    return not fit.cancelled and ws.status.name in ("running", "paused")
+
+
 def _is_of(ts: Any, fit: Fit) -> bool:
     """Whether a training task may belong to a fit, by its workers if they are known."""
+    if ts.key in fit.torn:
+        return True
     where = set(ts.worker_restrictions or ())
     if ts.processing_on is not None:
         where.add(ts.processing_on.address)

@@ -46,6 +46,8 @@ class Owners:
         self.scheduler = scheduler
         self.grace = GRACE
         self.seen: dict[str, float] = {}  # epoch seconds, without heartbeats
+        #: epoch seconds at which the scheduler last went on after a pause
+        self.resumed = 0.0
         self.timers: dict[str, asyncio.TimerHandle] = {}  # ends of grace periods
 
     def note(self, client: str) -> None:
@@ -60,6 +62,8 @@ class Owners:
             self.end_grace(client)
             if not self.is_alive(client):
                 on_end()
+            elif client not in self.scheduler.clients:
+                self.begin_grace(client, on_end)
 
         self.seen[client] = time()
         self.end_grace(client)
@@ -80,10 +84,20 @@ class Owners:
             self.end_grace(client)
 
     def is_alive(self, client: str) -> bool:
-        """Whether a client sent a message within the grace period."""
+        """Whether a client sent a message within the grace period.
+
+        Messages to a scheduler that was suspended, or whose clock was set, wait to be
+        read, so another period begins with its end.
+        """
         state = self.scheduler.clients.get(client)
         heartbeat = 0.0 if state is None else state.last_seen
-        return time() - max(heartbeat, self.seen.get(client, 0.0)) <= self.grace
+        last = max(heartbeat, self.seen.get(client, 0.0), self.resumed)
+        return time() - last <= self.grace
+
+    def note_delay(self, seconds: float) -> None:
+        """Note how much later than planned the scheduler ran."""
+        if seconds > self.grace / 3:
+            self.resumed = time()
 
     def silence(self) -> str:
         """Return the reason why a client counts as lost."""
@@ -407,14 +421,18 @@ class Runs:
 
 async def watch_runs(scheduler: Any, runs: Runs, holds: Holds) -> None:
     """Record the cluster until cancelled; a failure leaves one gap."""
+    due = time()
     while True:
+        holds.owners.note_delay(time() - due)
         try:
             held, busy = bool(holds.active()), _is_busy(scheduler)
             runs.note(time(), busy, measured(scheduler), held)
         except Exception:
             logger.exception("clustertune could not record the memory of the workers")
         # a large cluster is sampled less often: below 1 ms of each second
-        await asyncio.sleep(max(TICK, len(scheduler.workers) / 500))
+        pause = max(TICK, len(scheduler.workers) / 500)
+        due = time() + pause
+        await asyncio.sleep(pause)
 
 
 async def settled(scheduler: Any, runs: Runs) -> list[dict[str, Any]]:

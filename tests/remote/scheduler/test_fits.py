@@ -7,7 +7,8 @@ from time import time
 from typing import Any
 
 import pytest
-from distributed import wait
+from distributed import Client, Worker, wait
+from distributed.core import Status
 
 from clustertune.monitor import monitor
 from clustertune.remote.scheduler.plugin import NAME
@@ -98,7 +99,7 @@ async def test_a_scheduler_that_was_suspended_loses_no_member(c, s, a, b):
             passed += 4
             fits._look(fit)
         assert {x["how"] for x in fit.lost.values()} == {"silent"}
-        fits.answer("fit", "cancel", reason="a test")
+        fits.answer("fit", "cancel", reason="a test", finished=True)
         s.workers[b.address].last_seen = time() + passed
         fits._look(fit)
         assert fit.lost[a.address]["how"] == "silent"
@@ -115,7 +116,7 @@ async def test_a_hold_that_is_taken_again_keeps_its_fit(c, s, a, b):
     plugin.acquire(**hold)
     plugin.fits.answer("name", "note", round=4, model=b"model")
     plugin.fits.running["name"].lose(b.address, "leaving")
-    plugin.fits.answer("name", "cancel", reason="a test")
+    plugin.fits.answer("name", "cancel", reason="a test", finished=True)
     plugin.holds.forget(c.id, "it was silent")
     assert not plugin.lease.is_held("name")
     plugin._forget_client("another client")
@@ -175,3 +176,107 @@ async def test_a_training_task_that_another_worker_takes_over_at_once(c, s, a, b
         await soon(future.cancelled)
     finally:
         gate.set()
+
+
+@gen_cluster(client=True)
+async def test_a_training_that_begins_after_the_loss(c, s, a, b):
+    """The hold protects the fit until there is something to cancel."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    plugin = s.plugins[NAME]
+    fits, owner = plugin.fits, c.id
+    fit = {"rounds": 9, "workers": [a.address, b.address]}
+    plugin.acquire(owner=owner, label="a fit", token="name", hold=True, fit=fit)
+    lost = b.address
+    await b.close()
+    await soon(lambda: fits.running["name"].lost)
+    answer = fits.answer("name", "cancel", reason="a test")
+    assert answer == {"cancelled": 0, "over": False}
+    assert plugin.holds.of_others("another client") is not None
+    # LightGBM's first tasks may run nowhere else
+    bound = c.submit(train, key="_acquire_port-1", workers=[lost])
+    await soon(lambda: "_acquire_port-1" in s.tasks)
+    answer = fits.answer("name", "cancel", reason="a test")
+    assert answer == {"cancelled": 1, "over": True}
+    assert plugin.holds.of_others("another client") is None
+    await soon(bound.cancelled)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
+async def test_a_worker_that_trains_without_data(c, s, a, b, d):
+    """A library may move rows, so its fit is lost with a worker that is no member."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    fits = s.plugins[NAME].fits
+    gate.clear()
+    fits.begin("fit", c.id, None, [a.address])
+    async with Client(s.address, asynchronous=True) as client:
+        fits.begin("theirs", client.id, None, [a.address])
+
+        async def lose(worker: Any) -> Any:
+            """Lose a worker that trains, and cancel the fit; return what needs it."""
+            where = {"workers": [worker.address], "allow_other_workers": True}
+            key = f"fn-{worker.name}"
+            wanted = c.submit(pick, c.submit(train, key=key, **where))
+            await soon(lambda: key in fits.training)
+            await worker.close(executor_wait=False)
+            await soon(lambda: worker.address not in s.workers)
+            fits.answer("fit", "cancel", reason="a test")
+            return wanted
+
+        def lost() -> dict[str, set[str]]:
+            return {name: set(fit.lost) for name, fit in fits.running.items()}
+
+        try:
+            wanted = await lose(b)
+            assert lost() == {"fit": {b.address}, "theirs": set()}
+            await soon(wanted.cancelled)
+            # of several fits of one client, only those with the worker have lost it
+            fits.begin("other", c.id, None, [d.address])
+            await lose(d)
+            apart = {"theirs": set(), "other": {d.address}}
+            assert lost() == {"fit": {b.address}} | apart
+        finally:
+            gate.set()
+
+
+@gen_cluster(client=True)
+async def test_the_same_address_is_lost_again(c, s, a, b):
+    """A nanny with a fixed port starts its next process there."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    fits = s.plugins[NAME].fits
+    gate.clear()
+    fits.begin("hold", c.id, None, [])
+    numbers, worker = [], b
+    try:
+        for name in "12":
+            future = c.submit(train, key=f"_train_part-{name}", workers=[b.address])
+            await soon(lambda n=name: f"_train_part-{n}" in fits.training)
+            before = fits.running["hold"].version
+            await worker.close(executor_wait=False)
+            await soon(lambda v=before: fits.running["hold"].version > v)
+            (lost,) = (await fits._state(fits.running["hold"], -1, 0))["lost"]
+            assert lost["address"] == b.address
+            numbers.append(lost["number"])
+            fits.answer("hold", "cancel", reason="a test")
+            await soon(future.cancelled)
+            port = int(b.address.rpartition(":")[2])
+            worker = await Worker(s.address, nthreads=1, host="127.0.0.1", port=port)
+    finally:
+        gate.set()
+        await worker.close()
+    assert numbers[0] != numbers[1]
+
+
+@gen_cluster(client=True)
+async def test_a_member_that_does_not_retire_after_all(c, s, a, b):
+    """As when Dask finds no place for its data; the fit goes on."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    fits = s.plugins[NAME].fits
+    fits.begin("fit", c.id, None, [a.address, b.address])
+    fit, ws = fits.running["fit"], s.workers[b.address]
+    for status, lost in (
+        (Status.closing_gracefully, ["leaving"]),
+        (Status.running, []),
+    ):
+        ws.status = status
+        fits._look(fit)
+        assert [x["how"] for x in fit.lost.values()] == lost

@@ -233,6 +233,24 @@ async def test_a_lost_client_has_a_grace_period(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_a_scheduler_that_was_suspended_keeps_leases(c, s, a, b, monkeypatch):
+    """It first reads the messages that wait; without any, the lease ends later."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    there, passed = s.plugins[NAME], 0.0
+    await monitor.ask(c, "acquire", owner=c.id, label="mine", token="m")
+    hold = {"owner": c.id, "label": "a fit", "token": "h", "hold": True}
+    await monitor.ask(c, "acquire", **hold)
+    # the plugin has its own copy of the module
+    owned = there.owners.is_alive.__globals__
+    monkeypatch.setitem(owned, "time", lambda: time() + passed)
+    there.owners.grace, passed = 2.0, 3600.0
+    await soon(lambda: there.owners.resumed > time() + 3000)
+    assert (there.lease.holder() or {})["label"] == "mine"
+    assert [hold["label"] for hold in there.holds.active()] == ["a fit"]
+    await soon(lambda: not there.holds.active() and there.lease.holder() is None)
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_an_expected_end_is_no_traceback(c, s, a, b):
     """The lease of a call, or its client, has ended."""
     await monitor.install_plugin(c, await monitor.identify(c))
