@@ -351,6 +351,7 @@ class Fits:
         Tasks that pack partitions may be bound to workers that are gone. They would
         wait without an end, so they are among them. So is what needs a training task:
         XGBoost wants a task that needs its training tasks, which go on for its sake.
+        A training that began after a loss, without the lost workers, goes on.
         """
         wanted = self._wanted_tasks(fit)
         keys = set[str]()
@@ -361,6 +362,9 @@ class Fits:
         todo = [ts for ts in self._trained(fit) if _is_of(ts, fit)]
         if fit.torn and not fit.members:
             todo = [ts for ts in todo if ts.key in fit.torn]
+        named = set[str]().union(*(ts.worker_restrictions or () for ts in todo))
+        if fit.lost and not (fit.torn or fit.lost.keys() & named):
+            todo = []
         seen = set[str]()
         while todo:
             ts = todo.pop()

@@ -189,9 +189,15 @@ async def test_a_training_that_begins_after_the_loss(c, s, a, b):
     lost = b.address
     await b.close()
     await soon(lambda: fits.running["name"].lost)
+    gate.clear()
+    where = {"workers": [a.address], "allow_other_workers": True}
+    without = c.submit(train, key="fn-1", **where)
+    await soon(lambda: fits.training)
     answer = fits.answer("name", "cancel", reason="a test")
     assert answer == {"cancelled": 0, "over": False}
     assert plugin.holds.of_others("another client") is not None
+    gate.set()
+    assert await without is None
     # LightGBM's first tasks may run nowhere else
     bound = c.submit(train, key="_acquire_port-1", workers=[lost])
     await soon(lambda: "_acquire_port-1" in s.tasks)
