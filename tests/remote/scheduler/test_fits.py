@@ -53,7 +53,7 @@ async def test_what_needs_a_training_task_is_cancelled_too(c, s, a, b, d):
     try:
         await soon(lambda: b.state.executing_count and d.state.executing_count)
         fits.begin("fit", c.id, None, [a.address, b.address])
-        fits.running["fit"].lose(b.address, "left")
+        fits.running["fit"].lose(a.address, "left")
         fits.answer("fit", "cancel", reason="a test")
         await soon(lambda: wanted.cancelled() and fn.cancelled())
         answer = fits.answer("fit", "stuck", tasks={a.address: ["fn-1"]})
