@@ -370,7 +370,7 @@ class FitWatch:
         clear_frames(error.__traceback__)
         checkpoint = await self.checkpoint()
         await self._end_once()
-        # more may have left meanwhile, besides those that were restarted
+        # more may have left meanwhile; this watch restarts workers itself
         more = (x for x in self.state["lost"] if x["address"] not in self._restarted)
         every = {x["worker"]: x for x in (*more, *state["lost"])}
         lost = {worker: x["how"] for worker, x in every.items()}
