@@ -79,6 +79,8 @@ ROUNDS = (
     *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees"),
     *("num_round", "num_rounds", "nrounds", "num_boost_round", "max_iter"),
 )
+#: other names of ``random_state``, which LightGBM takes first
+SEEDS = ("seed", "random_seed")
 #: names of the shares of rows and columns
 SHARES = (
     *("subsample", "sub_row", "bagging_fraction", "bagging"),
@@ -158,9 +160,10 @@ class Boosting(Continuation):
         names = ["n_estimators", *(n for n in ROUNDS if params.get(n) is not None)]
         attributes |= dict.fromkeys(names, last - checkpoint.rounds)
         if _draws(model):
-            seed = params.get("random_state")
-            own_seed = int(seed) if isinstance(seed, Integral) else 0
-            attributes["random_state"] = own_seed + checkpoint.rounds
+            given = (n for n in SEEDS if params.get(n) is not None)
+            name = next(given, "random_state")
+            own_seed = int(params[name]) if isinstance(params[name], Integral) else 0
+            attributes[name] = own_seed + checkpoint.rounds
         return Attempt(
             attributes=attributes,
             fit_kwargs={"callbacks": every, "init_model": booster},

@@ -171,13 +171,18 @@ def assign(estimator: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Set parameters of an estimator without changing a model that it has fitted.
 
     XGBoost's ``set_params`` writes all parameters into a fitted booster, among them
-    lists that it cannot read again. Returns the former values.
+    lists that it cannot read again. XGBoost and LightGBM keep some parameters in a
+    dictionary, and take them instead of attributes. Returns the former values.
     """
-    known = estimator.get_params(deep=False)
-    former = {name: known.get(name) for name in values}
-    own = parameters(type(estimator).__init__)
+    is_xgboost = isa(estimator, "xgboost")
+    kept = getattr(estimator, "kwargs" if is_xgboost else "_other_params", None) or {}
+    # XGBoost's ``get_params`` replaces a generator by a number that it draws
+    former = {n: kept.get(n, getattr(estimator, n, None)) for n in values}
+    own = parameters(type(estimator).__init__).keys() - kept
     for name, value in values.items():
-        if name in own or isa(estimator, "xgboost"):
+        if is_xgboost and name in kept:
+            kept[name] = value
+        elif is_xgboost or name in own:
             setattr(estimator, name, value)
         else:
             estimator.set_params(**{name: value})

@@ -164,7 +164,9 @@ class Boosting(Continuation):
             "callbacks": [*continued, callbacks.rounds(history)],
         }
         if self.difference(model):
-            attributes["random_state"] = shifted_seed(model.random_state, done)
+            params = model.get_params()  # XGBoost takes its own name first
+            name = "random_state" if params.get("seed") is None else "seed"
+            attributes[name] = shifted_seed(params[name], done)
         return Attempt(attributes=attributes, fit_kwargs={"xgb_model": booster})
 
     def finish(self, model: Any, checkpoint: Checkpoint) -> None:

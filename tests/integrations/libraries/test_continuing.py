@@ -220,6 +220,22 @@ def test_random_draws_continue() -> None:
     assert "colsample_bytree" in continuation.difference(xgb(colsample_bytree=0.5))
 
 
+@pytest.mark.parametrize("name", ["random_state", "seed"])
+def test_draws_with_a_seed_are_continued(name: str) -> None:
+    """A resumed round draws the rows that an uninterrupted training draws."""
+    params = {"subsample": 0.5, "tree_method": "exact", name: 7}
+    params["seed_per_iteration"] = True  # as in a distributed training
+    check_xgboost(*both(lambda: xgb(**params), our_xgboost.Boosting(), 20))
+
+
+def test_a_generator_stays() -> None:
+    """XGBoost shows a number that it draws as the parameter."""
+    generator = np.random.RandomState(0)
+    params = {"subsample": 0.5, "random_state": generator}
+    _, continued = both(lambda: xgb(**params), our_xgboost.Boosting(), 20)
+    assert continued.random_state is generator
+
+
 RANDOM_STATE = np.random.RandomState(0)
 
 
@@ -284,10 +300,10 @@ def test_seeds_of_numpy_are_shifted() -> None:
     tools, saved = here(our_lightgbm.Boosting(), 5), lgbm().fit(X, Y).booster_
     model = saved.model_to_string(num_iteration=5).encode()
     checkpoint = Checkpoint(rounds=5, model=model, history=[])
-    for given in (7, seed):
-        drawing = lgbm(bagging_fraction=0.5, random_state=given)
+    for name, given in [("random_state", 7), ("random_state", seed), ("seed", 7)]:
+        drawing = lgbm(bagging_fraction=0.5, **{name: given})
         attempt = our_lightgbm.Boosting().attempt(drawing, {}, tools, checkpoint)
-        assert attempt.attributes["random_state"] == 12
+        assert attempt.attributes[name] == 12
 
 
 # --- LightGBM -------------------------------------------------------------------------
@@ -372,6 +388,18 @@ def test_init_score_is_not_continued() -> None:
 def test_another_name_of_the_rounds(name: str) -> None:
     """A continued training has as many trees, whatever the parameter is called."""
     check_lightgbm(*both(lambda: lgbm(**{name: 30}), our_lightgbm.Boosting(), 20))
+
+
+def test_parameters_that_were_set_are_changed() -> None:
+    """LightGBM's ``set_params`` keeps values that replace attributes."""
+    model = lightgbm.DaskLGBMRegressor(random_state=7)
+    model.set_params(n_estimators=500, random_state=8)
+    former = assign(model, {"n_estimators": 100, "random_state": 408})
+    assert former == {"n_estimators": 500, "random_state": 8}
+    for params in former, {"n_estimators": 100, "random_state": 408}:
+        assign(model, params)
+        assert params.items() <= model.get_params().items()
+        assert model.n_estimators == params["n_estimators"]
 
 
 # --- after a model of the user --------------------------------------------------------

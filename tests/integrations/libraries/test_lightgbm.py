@@ -14,6 +14,11 @@ import clustertune
 from clustertune.errors import AlignmentError
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs, Rows
+from clustertune.integrations.libraries.boosting import Checkpoint
+from clustertune.integrations.libraries.lightgbm import Boosting
+from clustertune.integrations.libraries.workload import assign
+from clustertune.operations.checkpoints import Callbacks
+from clustertune.remote.worker.rounds import Reports
 from tests.integrations.libraries import data
 from tests.integrations.libraries.data import spread
 
@@ -140,6 +145,24 @@ def test_the_training_data_as_eval_set(client: Any) -> None:
     model.set_params(early_stopping_round=2)
     with pytest.raises(ValueError, match=r"is the training data, .* leave it out"):
         clustertune.prepare(client, X, y, eval_set=[(X, y)], estimator=model)
+
+
+def test_rounds_that_were_set_are_continued(client: Any) -> None:
+    """A continued training has as many trees as ``set_params`` demands."""
+    X = data.features()
+    model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
+    X, y = clustertune.prepare(client, X, data.labels(X), estimator=model)
+    first = model.fit(X, y).booster_.model_to_string().encode()
+    checkpoint = Checkpoint(rounds=3, model=first, history=[[]] * 3)
+    model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
+    model.set_params(n_estimators=5)
+    callbacks = Callbacks(client, Boosting(), Reports("name", 5, None))
+    attempt = Boosting().attempt(model, {}, callbacks, checkpoint)
+    former = assign(model, attempt.attributes)
+    model.fit(X, y, **attempt.fit_kwargs)
+    assign(model, former)
+    assert model.booster_.current_iteration() == 5
+    assert model.get_params()["n_estimators"] == 5
 
 
 def test_sizes_of_groups(client: Any) -> None:
