@@ -23,13 +23,19 @@ History = Mapping[str, Mapping[str, list[Any]]]
 
 
 def joined(before: History, after: History) -> dict[str, dict[str, list[Any]]]:
-    """Return the history of a training from its parts before and after a break."""
+    """Return the history of a training from its parts before and after a break.
+
+    ``after`` is empty until the first round after the break has ended.
+    """
     return {
         data: {
-            metric: [*before.get(data, {}).get(metric, ()), *values]
-            for metric, values in metrics.items()
+            metric: [
+                *before.get(data, {}).get(metric, ()),
+                *after.get(data, {}).get(metric, ()),
+            ]
+            for metric in metrics
         }
-        for data, metrics in after.items()
+        for data, metrics in (after or before).items()
     }
 
 

@@ -147,9 +147,15 @@ def test_xgboost_stops_at_the_same_round() -> None:
 
 def test_callbacks_of_the_user_see_all_rounds() -> None:
     """They get the numbers of rounds and the scores of the whole training."""
+    began: list[tuple[int, int]] = []
     seen: list[tuple[int, int]] = []
 
     class Own(xgboost.callback.TrainingCallback):
+        def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+            if epoch:
+                began.append((epoch, len(evals_log["validation_0"]["mlogloss"])))
+            return False
+
         def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
             seen.append((epoch, len(evals_log["validation_0"]["mlogloss"])))
             return False
@@ -161,6 +167,8 @@ def test_callbacks_of_the_user_see_all_rounds() -> None:
     check_xgboost(*map(without_callbacks, both(make, our_xgboost.Boosting(), 20)))
     expected = [(i, i + 1) for i in range(60)]
     assert seen == expected + expected[20:]
+    expected = [(i, i) for i in range(1, 60)]
+    assert began == expected + expected[19:]
 
 
 @pytest.mark.parametrize("first", [0, 5])
