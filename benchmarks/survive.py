@@ -7,9 +7,9 @@ SIGKILL when half of the rounds are done. `ray_killed` is a trainer of Ray Train
 XGBoost with the same rows in Ray's memory, as many workers, about as many checkpoints
 and the same loss; it needs `pip install "ray[train]"`. The seconds are those of the
 whole call. `waits` is the time in which the training of any worker waits for
-clustertune between two rounds, by a callback before clustertune's. It shows the cost
-of checkpoints better than the seconds: three workers on two CPUs take 5 % more or less
-in each run. `loss` is the log loss on rows that no model has seen.
+clustertune between two rounds, by another callback. It shows the cost of
+checkpoints better than the seconds: three workers on two CPUs take 5 % more or less in
+each run. `loss` is the log loss on rows that no model has seen.
 
 Options: `--rounds 6`, `--mb 100`, `--trees 400`,
 `--variants plain,checkpoints,killed,ray_killed`, `--every 20` (trees between two

@@ -146,7 +146,7 @@ class Boosting(Continuation):
         last = self.rounds(model, fit_kwargs)
         own = list(model.callbacks or ())
         if checkpoint is None:
-            every = [*own, callbacks.rounds({})]
+            every = [callbacks.rounds({}), *own]
             return Attempt(attributes={"callbacks": every}, fit_kwargs={})
         history = checkpoint.history
         if model.early_stopping_rounds:
@@ -161,7 +161,7 @@ class Boosting(Continuation):
         attributes = {
             "n_estimators": last - checkpoint.rounds,
             "early_stopping_rounds": None,
-            "callbacks": [*continued, callbacks.rounds(history)],
+            "callbacks": [callbacks.rounds(history), *continued],
         }
         if self.difference(model):
             params = model.get_params()  # XGBoost takes its own name first

@@ -40,16 +40,20 @@ def joined(before: History, after: History) -> dict[str, dict[str, list[Any]]]:
 
 
 class Rounds(TrainingCallback):
-    """Report rounds and send checkpoints; has to be the last callback."""
+    """Report rounds and send checkpoints.
+
+    A round is reported when the next one begins. So no checkpoint is of the round
+    after which early stopping ends the training, since that attempt has no next one.
+    """
 
     def __init__(self, reports: Reports, history: History):
         super().__init__()
         self.reports = reports
         self.history = history  # before this attempt
 
-    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+    def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
         with self.reports.guarded():
-            if xgboost.collective.get_rank() == 0:
+            if epoch and xgboost.collective.get_rank() == 0:
                 self.reports.note(
                     model.num_boosted_rounds(),
                     lambda: _metric(evals_log),
