@@ -2,7 +2,8 @@
 
 The objects here travel in the callbacks of training libraries. They run in the thread
 of a training task, and send from the event loop of its worker, so the training does not
-wait for an answer. A failure to report ends the reports, never the training.
+wait for an answer. A broken connection costs one report, and another failure ends the
+reports. Neither ends the training.
 """
 
 from __future__ import annotations
@@ -72,17 +73,24 @@ class Reports:
         message: dict[str, Any] = {"round": done, "metric": metric()}
         if saving:
             message["model"], message["history"] = save()
-            self.saved, self.wanted = now, False
+            self.saved = now
+            self.wanted = True  # until it has arrived
         self.reported = now
         self._send(message)
 
     def _is_free(self) -> bool:
-        """Whether the last report has arrived; take its answer."""
+        """Whether the next report may be sent; take the answer to the last one."""
         if self.pending is None:
             return True
         if not self.pending.done():
             return False
-        answer = self.pending.result()["result"]
+        try:
+            answer = self.pending.result()["result"]
+        except OSError:  # a broken connection; the next report uses another one
+            if monotonic() - self.reported < REPORT:
+                return False
+            self.pending = None
+            return True
         self.pending = None
         self.wanted = bool(answer.get("checkpoint"))
         self.ended = bool(answer.get("ended"))

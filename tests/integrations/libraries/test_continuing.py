@@ -463,7 +463,13 @@ def test_checkpoints_do_not_depend_on_the_clock_of_the_client(
     monkeypatch.setitem(clock, "monotonic", lambda: 10.0**5)
     reports = Reports("name", None, 30.0)
     sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(reports, "_send", sent.append)
+
+    def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+        reports.pending = Future()
+        reports.pending.set_result({"result": {}})
+
+    monkeypatch.setattr(reports, "_send", send)
     for seconds in (1, 20, 32, 40, 63):
         monkeypatch.setitem(clock, "monotonic", lambda s=seconds: uptime + s)
         reports.note(seconds, lambda: "", lambda: (b"", None))
@@ -491,7 +497,7 @@ class Failing(Reports):
         if self.how == "cancelled":
             self.pending.cancel()
         elif self.how == "error":
-            self.pending.set_exception(OSError("gone"))
+            self.pending.set_exception(ValueError("unknown"))
         else:
             self.pending.set_result({"result": None})
         super().note(done, metric, save)
