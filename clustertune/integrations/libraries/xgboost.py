@@ -143,7 +143,9 @@ class Boosting(Continuation):
     ) -> Attempt:
         import xgboost
 
-        last = self.rounds(model, fit_kwargs)
+        total = model.get_num_boosting_rounds()
+        if total == 1:  # random forests take no callbacks
+            return Attempt(attributes={}, fit_kwargs={})
         own = list(model.callbacks or ())
         if checkpoint is None:
             every = [callbacks.rounds({}), *own]
@@ -159,7 +161,7 @@ class Boosting(Continuation):
         continued = [callbacks.continued(one, before, done, history) for one in own]
         booster = xgboost.Booster(model_file=bytearray(checkpoint.model))
         attributes = {
-            "n_estimators": last - checkpoint.rounds,
+            "n_estimators": total - done,
             "early_stopping_rounds": None,
             "callbacks": [callbacks.rounds(history), *continued],
         }

@@ -142,6 +142,14 @@ def test_the_training_data_as_eval_set(client: Any) -> None:
     assert len(model.evals_result_["validation_0"]["rmse"]) == 3
 
 
+def test_a_random_forest(client: Any) -> None:
+    """It has one round, and XGBoost refuses callbacks for it."""
+    X = data.features()
+    model = dxgb.DaskXGBRFRegressor(n_estimators=3)
+    clustertune.fit(client, model, X, data.labels(X), max_failures=1)
+    assert len(model.get_booster().get_dump()) == 3
+
+
 def last_label(y_true: Any, y_score: Any) -> float:
     """A score that no mean of parts equals."""
     assert len(y_true) == len(y_score)
