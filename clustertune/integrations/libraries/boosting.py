@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Protocol
@@ -94,21 +94,6 @@ class Continuation(ABC):
 
         It was ``continued`` from a checkpoint, or its training began again.
         """
-
-
-History = Mapping[str, Mapping[str, Sequence[Any]]]
-"""Scores by data set and metric, in the order of rounds."""
-
-
-def joined(before: History, after: History) -> dict[str, dict[str, list[Any]]]:
-    """Return the history of a training from its parts before and after a break."""
-    return {
-        data: {
-            metric: [*before.get(data, {}).get(metric, ()), *values]
-            for metric, values in metrics.items()
-        }
-        for data, metrics in after.items()
-    }
 
 
 def rounds_before(model: Any, load: Callable[..., Any]) -> int:

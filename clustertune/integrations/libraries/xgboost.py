@@ -18,7 +18,6 @@ from clustertune.integrations.libraries.boosting import (
     Checkpoint,
     Continuation,
     hist_memory,
-    joined,
     rounds_before,
 )
 from clustertune.integrations.libraries.workload import (
@@ -151,11 +150,8 @@ class Boosting(Continuation):
             every = [callbacks.rounds({}), *own]
             return Attempt(attributes={"callbacks": every}, fit_kwargs={})
         history = checkpoint.history
-        if model.early_stopping_rounds:
-            stopping = xgboost.callback.EarlyStopping(
-                rounds=model.early_stopping_rounds
-            )
-            own.append(stopping)
+        if rounds := model.early_stopping_rounds:
+            own.append(xgboost.callback.EarlyStopping(rounds=rounds))
         before = rounds_before(fit_kwargs.get("xgb_model"), xgboost.Booster)
         done = checkpoint.rounds - before
         continued = [callbacks.continued(one, before, done, history) for one in own]
@@ -172,9 +168,9 @@ class Boosting(Continuation):
         return Attempt(attributes=attributes, fit_kwargs={"xgb_model": booster})
 
     def finish(self, model: Any, checkpoint: Checkpoint) -> None:
-        after = getattr(model, "evals_result_", None)
-        if after:
-            model.evals_result_ = joined(checkpoint.history, after)
+        for data, metrics in getattr(model, "evals_result_", {}).items():
+            for metric, values in metrics.items():
+                values[:0] = checkpoint.history.get(data, {}).get(metric, ())
 
     def difference(self, model: Any, *, continued: bool = True) -> str:
         params = model.get_params()

@@ -126,9 +126,5 @@ def _metric(evals_log: Any) -> str:
     """Return the last value of the last metric, as early stopping takes it."""
     for data, metrics in reversed(list(evals_log.items())):
         for name, values in reversed(list(metrics.items())):
-            return f"{data} {name} {_number(values[-1]):.5g}"
+            return f"{data} {name} {float(values[-1]):.5g}"
     return ""
-
-
-def _number(value: Any) -> float:
-    return float(value[0] if isinstance(value, tuple) else value)
