@@ -2,6 +2,10 @@
 
 A terminal shows it on stderr. A notebook shows one output, which is updated, and at the
 end has the result in one line. Otherwise it is logged, and stderr gets the result.
+
+A display that fails must not end the work, which may be half done: a terminal may be
+gone, and a function of the caller may raise. The failure is logged once, and so is the
+progress from then on.
 """
 
 from __future__ import annotations
@@ -22,6 +26,10 @@ QUIET = 0.5  # seconds without output at the beginning
 OFTEN = 0.1  # seconds between two updates of the line
 
 
+class StopRequestedError(RuntimeError):
+    """The function of ``progress=`` raised ``KeyboardInterrupt`` or ``SystemExit``."""
+
+
 class Progress:
     """Show or log progress.
 
@@ -30,7 +38,8 @@ class Progress:
     wanted
         None: shown in a terminal or notebook, else logged, and the result on stderr.
         True: shown. False: logged.
-        A function is called with (text, fraction or None).
+        A function is called with (text, fraction or None). It can end the call with
+        ``KeyboardInterrupt`` or ``SystemExit`` only.
     """
 
     def __init__(self, wanted: bool | Notify | None = None):
@@ -41,7 +50,7 @@ class Progress:
             )
         self.function = wanted if callable(wanted) else None
         notebook = _in_notebook()
-        terminal = sys.stderr is not None and sys.stderr.isatty()
+        terminal = _in_terminal()
         shown = notebook or terminal if wanted is None else wanted is True
         self.notebook = shown and notebook
         self.stream = sys.stderr if shown and not notebook else None
@@ -53,7 +62,27 @@ class Progress:
         self.text = ""  # last logged text
 
     def notify(self, text: str, fraction: float | None = None) -> None:
-        """Show the current work, and the finished fraction if it is known."""
+        """Show the current work, and the finished fraction if it is known.
+
+        Raises
+        ------
+        StopRequestedError
+            The function of the caller ends the call.
+        """
+        try:
+            self._show(text, fraction)
+        except StopRequestedError:
+            raise
+        except Exception as error:  # noqa: BLE001, functions and terminals raise any
+            self._only_log(error)
+
+    def _only_log(self, error: Exception) -> None:
+        self.function = self.stream = self.fallback = None
+        self.notebook = False
+        text = printable(repr(error), longest=200)
+        logger.warning("the progress is not shown any more, only logged: %s", text)
+
+    def _show(self, text: str, fraction: float | None) -> None:
         if self.function is not None:
             _call(self.function, text, fraction)
             return
@@ -71,6 +100,13 @@ class Progress:
 
     def finish(self, lines: Sequence[str]) -> None:
         """Clear the line and show the result."""
+        try:
+            self._finish(lines)
+        except Exception as error:  # noqa: BLE001, terminals and notebooks raise any
+            self._only_log(error)
+            self._finish(lines)
+
+    def _finish(self, lines: Sequence[str]) -> None:
         if self.notebook:
             if lines or self.output is not None:
                 self._write(f"clustertune: {'; '.join(lines)}" if lines else "")
@@ -110,7 +146,15 @@ def _call(function: Notify, text: str, fraction: float | None) -> None:
         function(text, fraction)
     except (KeyboardInterrupt, SystemExit) as error:
         # they would end the event loop of the client, in which this runs
-        raise RuntimeError(f"the function of progress= raised {error!r}") from error
+        text = f"the function of progress= raised {error!r}"
+        raise StopRequestedError(text) from error
+
+
+def _in_terminal() -> bool:
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except ValueError:  # it is closed
+        return False
 
 
 def _in_notebook() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from inspect import Parameter
@@ -21,7 +21,7 @@ from distributed import Client
 
 from clustertune.collections import inputs
 from clustertune.core import arguments
-from clustertune.core.progress import Progress
+from clustertune.core.progress import Progress, StopRequestedError
 from clustertune.core.report import FitReport
 from clustertune.core.sections import headlines
 from clustertune.core.wording import plural, printable, seconds_text
@@ -33,6 +33,7 @@ from clustertune.integrations.libraries.boosting import (
     Continuation,
 )
 from clustertune.integrations.libraries.workload import assign, last_step, parameters
+from clustertune.monitor import monitor
 from clustertune.monitor.connection import no_shuffle_logs, sync
 from clustertune.operations.call import check_client
 from clustertune.operations.checkpoints import (
@@ -142,6 +143,8 @@ class _Work:
     placement: Mapping[str, Any] = field(default_factory=dict)  # of the first attempt
     digests: dict[Any, str] = field(default_factory=dict)  # of partitions, by key
     notes: list[str] = field(default_factory=list)
+    stopped: StopRequestedError | None = None  # by the function of progress=
+    stopping: asyncio.Future[None] | None = None  # the reference keeps it alive
 
     @cached_property
     def continuation(self) -> Continuation | None:
@@ -186,6 +189,24 @@ class _Work:
         text += f" after {seconds} on {plural(len(prepared.addresses), 'worker')}"
         again = self.attempts[-2].held_only_by(self.losses[-1].emptied)
         return text + f"; {plural(again, 'partition')} computed again" * bool(again)
+
+    def _notify(self, text: str, fraction: float | None) -> None:
+        """Show the rounds; a request to stop ends the training, and not its watch."""
+        try:
+            self.progress.notify(text, fraction)
+        except StopRequestedError as error:
+            if self.stopped is None:
+                self.stopped = error
+                self.stopping = asyncio.ensure_future(self._cancel(str(error)))
+
+    async def _cancel(self, reason: str) -> None:
+        """Cancel the training tasks, so that ``model.fit`` returns with an error."""
+        watch = self.attempts[-1].watch
+        assert watch is not None
+        with suppress(ClustertuneError, OSError):
+            await monitor.ask(
+                self.client, "fit", name=watch.name, do="cancel", reason=reason
+            )
 
     async def _keep(self, checkpoint: Checkpoint) -> None:
         assert self.file is not None
@@ -271,6 +292,8 @@ class _Work:
 
     def refuse(self, loss: Loss | None, error: Exception) -> None:
         """Raise the error of an attempt, unless another attempt follows."""
+        if self.stopped is not None:
+            raise self.stopped
         if loss is None:
             raise error
         self.losses.append(loss)

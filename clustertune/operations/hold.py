@@ -317,11 +317,13 @@ class Hold(ClientContext):
 
 def _report(text: str) -> None:
     """Write to a terminal, or else to the log, like the progress of other calls."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        sys.stderr.write(f"clustertune: {printable(text)}\n")
-        sys.stderr.flush()
-    else:
-        logger.warning("%s", printable(text))
+    # a terminal may be gone, and stderr closed: the fit goes on
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write(f"clustertune: {printable(text)}\n")
+            sys.stderr.flush()
+            return
+    logger.warning("%s", printable(text))
 
 
 def hold(

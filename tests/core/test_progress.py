@@ -23,7 +23,7 @@ class Stderr(io.StringIO):
         self.terminal = terminal
 
     def isatty(self) -> bool:
-        return self.terminal
+        return super().isatty() or self.terminal  # an error if it is closed
 
     def progress(self, wanted: Any) -> Progress:
         # pytest puts its own stderr in place between fixtures and test
@@ -204,3 +204,33 @@ def test_a_function_that_would_end_everything(
 
     with pytest.raises(RuntimeError, match=rf"progress= raised {error.__name__}"):
         stderr.progress(wanted=end).notify("loading", 0.5)
+    nested = stderr.progress(wanted=stderr.progress(wanted=end).notify)
+    with pytest.raises(RuntimeError, match=rf"progress= raised {error.__name__}"):
+        nested.notify("loading", 0.5)
+
+
+def test_a_function_that_fails(stderr: Stderr, log: pytest.LogCaptureFixture) -> None:
+    """The work goes on: the failure is logged once, and so is the progress then."""
+    shown = stderr.progress(wanted=lambda *_: 1 / 0)
+    shown.notify("loading", 0.5)
+    shown.notify("moving", 0.5)
+    shown.finish(["did: it"])
+    first, *others = log.messages
+    assert first.startswith("the progress is not shown any more, only logged: ZeroDiv")
+    assert others == ["moving", "did: it"]
+
+
+def test_a_terminal_that_is_gone(stderr: Stderr, log: pytest.LogCaptureFixture) -> None:
+    """The result is logged."""
+    stderr.terminal = True
+    shown, quick = stderr.progress(wanted=None), stderr.progress(wanted=None)
+    stderr.close()
+    shown.notify("loading", 0.5)
+    shown.notify("moving", 0.5)
+    shown.finish(["did: it"])
+    quick.finish(["did: this"])
+    later = stderr.progress(wanted=None)
+    later.finish(["did: that"])
+    texts = [m for m in log.messages if not m.startswith("the progress is not shown")]
+    assert texts == ["moving", "did: it", "did: this", "did: that"]
+    assert len(log.messages) == 7
