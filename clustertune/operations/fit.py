@@ -171,8 +171,8 @@ class _Work:
         prepared.watch = FitWatch(
             self.client,
             rounds=rounds,
-            workers=prepared.addresses,
-            notify=self.progress.notify,
+            workers=prepared.members,
+            notify=self._notify,
             keep=None if self.file is None else self._keep,
         )
         if not self.placement:

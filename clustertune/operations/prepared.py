@@ -202,11 +202,18 @@ class Prepared(ClientContext):
         }
 
     @property
-    def addresses(self) -> tuple[str, ...]:
-        """Addresses of the workers that hold partitions of the training data."""
+    def members(self) -> tuple[tuple[str, str | int], ...]:
+        """Addresses and ids of the workers that hold partitions of the training data.
+
+        A worker that leaves now is known by its id afterwards.
+        """
         there = set(self.placement.get(self.after.label, ()))
         workers = self._journal.views[-1].now.workers
-        return tuple(w.address for w in workers if w.id in there)
+        return tuple((w.address, w.id) for w in workers if w.id in there)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(address for address, _ in self.members)
 
     def held_only_by(self, workers: Collection[str | int]) -> int:
         """Return the number of training partitions of which only these have a copy."""

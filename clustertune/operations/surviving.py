@@ -96,8 +96,8 @@ class FitWatch:
     rounds
         Rounds of the whole training; None: unknown.
     workers
-        Addresses of the workers that hold data of the fit. Empty: workers with training
-        tasks.
+        Addresses and ids of the workers that hold data of the fit. Empty: workers with
+        training tasks.
     notify
         Shows the rounds.
     keep
@@ -109,7 +109,7 @@ class FitWatch:
         client: Client,
         *,
         rounds: int | None = None,
-        workers: Collection[str] = (),
+        workers: Collection[tuple[str, str | int]] = (),
         notify: Notify | None = None,
         keep: Callable[[Checkpoint], Awaitable[None]] | None = None,
     ):

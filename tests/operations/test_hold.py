@@ -22,6 +22,7 @@ from distributed.core import Status
 import clustertune
 from clustertune.errors import LeaseHeldError
 from clustertune.operations.hold import Measures
+from clustertune.operations.surviving import UNKNOWN, FitWatch
 from tests.builders import snapshot, worker
 from tests.in_process import gen_cluster
 from tests.processes import soon, until, workers_of
@@ -351,6 +352,33 @@ async def test_a_plan_that_is_going_on(
         await soon(lambda: any("holder" in answer for answer in asked))
         plugin.lease.release("t")
         assert await asyncio.wait_for(block, 10)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_member_that_leaves_while_the_hold_waits(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """The loss has its id, so another attempt does not name it, and its reason."""
+    X = da.ones((100, 2), chunks=(10, 2))
+    prepared = await clustertune.prepare(c, X)
+    prepared.watch = FitWatch(c, workers=prepared.members)
+    plugin = s.plugins["clustertune"]
+    async with Client(s.address, asynchronous=True) as other:
+        plugin.acquire(other.id, "a plan", "t")
+        asked: list[dict[str, Any]] = []
+        begin = plugin.acquire
+        plugin.requests["acquire"] = lambda **k: asked.append(begin(**k)) or asked[-1]
+        block = asyncio.ensure_future(prepared.__aenter__())
+        await soon(lambda: any("holder" in answer for answer in asked))
+        await b.close()
+        plugin.lease.release("t")
+        await block
+        loss = await prepared.lost(RuntimeError())
+        await prepared.__aexit__(None, None, None)
+    assert loss is not None
+    assert loss.workers == (1,)
+    assert 1 in loss.gone
+    assert loss.reasons != (UNKNOWN,)
 
 
 async def _held(c: Any) -> bool:

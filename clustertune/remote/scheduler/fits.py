@@ -118,9 +118,13 @@ class Fits:
     # --- begin and end ----------------------------------------------------------------
 
     def begin(
-        self, name: str, owner: str, rounds: int | None, workers: Collection[str]
+        self,
+        name: str,
+        owner: str,
+        rounds: int | None,
+        workers: Collection[tuple[str, Any]],
     ) -> None:
-        """Begin a fit; ``workers`` are addresses of members, if they are known.
+        """Begin a fit; ``workers`` are addresses and ids of members, if known.
 
         A fit goes on if its client takes the hold again, which may have ended while the
         client was silent. So it keeps its checkpoint and its losses.
@@ -130,11 +134,10 @@ class Fits:
             if fit.cancelled:
                 self.holds.protects_nothing(name)
             return
-        known = self.scheduler.workers
-        members = {w: id_of(known[w]) for w in workers if w in known}
-        self.running[name] = fit = Fit(owner, rounds, members)
-        for address in set(workers) - set(members):  # lost before the fit began
-            fit.lose(address, "left")
+        self.running[name] = fit = Fit(owner, rounds, dict(workers))
+        for address in fit.members:
+            if address not in self.scheduler.workers:  # lost before the fit began
+                fit.lose(address, "left")
 
     def end(self, name: str) -> None:
         fit = self.running.pop(name, None)

@@ -52,7 +52,7 @@ async def test_what_needs_a_training_task_is_cancelled_too(c, s, a, b, d):
     between.release()
     try:
         await soon(lambda: b.state.executing_count and d.state.executing_count)
-        fits.begin("fit", c.id, None, [a.address, b.address])
+        fits.begin("fit", c.id, None, [(a.address, 0), (b.address, 1)])
         fits.running["fit"].lose(a.address, "left")
         fits.answer("fit", "cancel", reason="a test")
         await soon(lambda: wanted.cancelled() and fn.cancelled())
@@ -73,7 +73,7 @@ async def test_a_scheduler_that_was_suspended_loses_no_member(c, s, a, b):
     """It first reads the heartbeats that wait; a worker that stays silent is lost."""
     await monitor.install_plugin(c, await monitor.identify(c))
     fits = s.plugins[NAME].fits
-    fits.begin("fit", c.id, None, [a.address, b.address])
+    fits.begin("fit", c.id, None, [(a.address, 0), (b.address, 1)])
     fit, passed = fits.running["fit"], 0.0
     for ws in s.workers.values():
         ws.last_seen = time()
@@ -111,7 +111,7 @@ async def test_a_hold_that_is_taken_again_keeps_its_fit(c, s, a, b):
     """A client that was silent for a while finds its checkpoint and its losses."""
     await monitor.install_plugin(c, await monitor.identify(c))
     plugin = s.plugins[NAME]
-    fit = {"rounds": 9, "workers": [a.address, b.address]}
+    fit = {"rounds": 9, "workers": [(a.address, 0), (b.address, 1)]}
     hold = {"owner": c.id, "label": "a fit", "token": "name", "hold": True, "fit": fit}
     plugin.acquire(**hold)
     plugin.fits.answer("name", "note", round=4, model=b"model")
@@ -184,7 +184,7 @@ async def test_a_training_that_begins_after_the_loss(c, s, a, b):
     await monitor.install_plugin(c, await monitor.identify(c))
     plugin = s.plugins[NAME]
     fits, owner = plugin.fits, c.id
-    fit = {"rounds": 9, "workers": [a.address, b.address]}
+    fit = {"rounds": 9, "workers": [(a.address, 0), (b.address, 1)]}
     plugin.acquire(owner=owner, label="a fit", token="name", hold=True, fit=fit)
     lost = b.address
     await b.close()
@@ -213,9 +213,9 @@ async def test_a_worker_that_trains_without_data(c, s, a, b, d):
     await monitor.install_plugin(c, await monitor.identify(c))
     fits = s.plugins[NAME].fits
     gate.clear()
-    fits.begin("fit", c.id, None, [a.address])
+    fits.begin("fit", c.id, None, [(a.address, 0)])
     async with Client(s.address, asynchronous=True) as client:
-        fits.begin("theirs", client.id, None, [a.address])
+        fits.begin("theirs", client.id, None, [(a.address, 0)])
 
         async def lose(worker: Any) -> Any:
             """Lose a worker that trains, and cancel the fit; return what needs it."""
@@ -236,7 +236,7 @@ async def test_a_worker_that_trains_without_data(c, s, a, b, d):
             assert lost() == {"fit": {b.address}, "theirs": set()}
             await soon(wanted.cancelled)
             # of several fits of one client, only those with the worker have lost it
-            fits.begin("other", c.id, None, [d.address])
+            fits.begin("other", c.id, None, [(d.address, 2)])
             await lose(d)
             apart = {"theirs": set(), "other": {d.address}}
             assert lost() == {"fit": {b.address}} | apart
@@ -277,7 +277,7 @@ async def test_a_member_that_does_not_retire_after_all(c, s, a, b):
     """As when Dask finds no place for its data; the fit goes on."""
     await monitor.install_plugin(c, await monitor.identify(c))
     fits = s.plugins[NAME].fits
-    fits.begin("fit", c.id, None, [a.address, b.address])
+    fits.begin("fit", c.id, None, [(a.address, 0), (b.address, 1)])
     fit, ws = fits.running["fit"], s.workers[b.address]
     for status, lost in (
         (Status.closing_gracefully, ["leaving"]),
@@ -286,3 +286,13 @@ async def test_a_member_that_does_not_retire_after_all(c, s, a, b):
         ws.status = status
         fits._look(fit)
         assert [x["how"] for x in fit.lost.values()] == lost
+
+
+@gen_cluster(client=True)
+async def test_a_member_that_has_left_before_the_fit_begins(c, s, a, b):
+    """Its loss has the id that its client knows."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    fits, gone = s.plugins[NAME].fits, "tcp://127.0.0.1:1"
+    fits.begin("fit", c.id, None, [(a.address, "w-0"), (gone, "w-1")])
+    (lost,) = fits.running["fit"].lost.values()
+    assert lost == {"worker": "w-1", "address": gone, "how": "left", "number": 1}
