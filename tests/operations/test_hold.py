@@ -418,3 +418,54 @@ async def test_stopped_before_the_answer_came(c: Any, s: Any, a: Any, b: Any) ->
     with pytest.raises(asyncio.CancelledError):
         await block
     assert plugin.holds.active() == []
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_stopped_before_the_request_came(c: Any, s: Any, a: Any, b: Any) -> None:
+    """The release overtakes the request, which then gets no hold."""
+    await clustertune.check(c)
+    plugin = s.plugins["clustertune"]
+    begin, sent, ended = plugin.acquire, asyncio.Event(), asyncio.Event()
+    answers: list[Any] = []
+
+    async def late(**arguments: Any) -> None:
+        sent.set()
+        await ended.wait()
+        answers.append("refused")
+        answers.append(begin(**arguments))
+
+    plugin.requests["acquire"] = late
+    block = asyncio.ensure_future(_held(c))
+    await sent.wait()
+    block.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await block
+    ended.set()
+    await soon(lambda: answers)
+    assert answers == ["refused"]
+    assert plugin.holds.active() == []
+
+
+class GoneTerminal:
+    """A terminal that was closed."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, _text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_terminal_that_is_gone(
+    c: Any,
+    s: Any,
+    a: Any,
+    b: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The messages are logged, and the end of the block raises no error."""
+    async with clustertune.hold(c):
+        monkeypatch.setattr(sys, "stderr", GoneTerminal())
+    assert any(m.startswith("held for ") for m in messages(caplog))

@@ -250,13 +250,15 @@ class ClustertunePlugin(SchedulerPlugin):
         A hold blocks adaptive scaling and plans of other clients until it ends, except
         a plan ``despite_holds``. It may protect a ``fit``, which are the other
         arguments of :meth:`Fits.begin`. The caller makes the token. So it can release
-        the lease even if it is interrupted before the answer. A released token gets no
-        lease.
+        the lease even if it is interrupted before the answer. A released token gets
+        neither a lease nor a hold.
 
         Returns ``token`` if it is granted. Otherwise ``holder`` with ``client``,
         ``label`` and ``since`` (epoch seconds).
         """
         if hold:
+            if token in self.lease.released:
+                raise LeaseEndedError("this hold was released before it was granted")
             holder = self.lease.of_others(owner)
         else:
             holder = self.lease.obstacle(owner, token, despite_holds)
@@ -277,14 +279,15 @@ class ClustertunePlugin(SchedulerPlugin):
     async def release(self, token: str) -> dict[str, Any]:
         """End the lease or the hold of this token.
 
-        A lease with this token is refused if it is requested later. The end of a hold
-        ends a run.
+        A lease or hold with this token is refused if it is requested later. The end of
+        a hold ends a run.
 
         Returns ``held``, whether it had not ended before, and ``lost``, the losses that
         no job has counted: see :meth:`Jobs.end`.
         """
         self.fits.end(token)
         if self.holds.end(token):
+            self.lease.release(token)  # a repeated request would take it again
             self.runs.end("hold", measured(self.scheduler))
             return {"held": True, "lost": []}
         held = self.lease.is_held(token)

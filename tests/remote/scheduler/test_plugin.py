@@ -318,6 +318,20 @@ async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_a_hold_that_was_released_before_it_came(c, s, a, b):
+    """A late or a repeated request gets no hold, because no block would end it."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    hold = {"owner": c.id, "label": "x", "hold": True}
+    await monitor.ask(c, "acquire", token="ended", **hold)
+    await monitor.ask(c, "release", token="ended")
+    await monitor.ask(c, "release", token="late")
+    for token in ("ended", "late"):
+        with pytest.raises(LeaseHeldError, match="hold was released before"):
+            await monitor.ask(c, "acquire", token=token, **hold)
+    assert s.plugins[NAME].holds.active() == []
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_a_scheduler_without_a_plugin(c, s, a, b):
     """A scheduler that was started again has no plugin; the error states it."""
     with pytest.raises(ConnectionLostError, match="started again"):
