@@ -309,7 +309,7 @@ class _Work:
         """Add the last loss to an error that follows from it."""
         try:
             yield
-        except ClustertuneError as error:
+        except (ClustertuneError, ValueError) as error:
             if self.losses:
                 error.args = (f"{self.losses[-1]}; then {error}",)
             raise
@@ -336,6 +336,11 @@ class _Work:
         if workers is not None:
             gone = frozenset[str | int]().union(*(loss.gone for loss in self.losses))
             options["workers"] = list(workers - gone)
+            if not options["workers"]:
+                raise IncompleteError(
+                    "none of the workers in workers= is left. Start them again, or "
+                    "name other workers; then fit again"
+                )
         named["eval_set"] = prepared.eval_set or None
         given = inputs.gather(prepared.X, prepared.y, *prepared.others, **named)
         options |= {"estimator": self.model, "one_per_host": self.per_host}

@@ -21,7 +21,7 @@ from clustertune.integrations.libraries.boosting import Checkpoint
 from clustertune.operations import fit as fits
 from clustertune.operations import surviving
 from clustertune.operations.checkpoints import CheckpointFile
-from clustertune.operations.surviving import FitWatch
+from clustertune.operations.surviving import FitWatch, Loss
 from clustertune.remote.ending import end_tasks
 from tests.in_process import gen_cluster, gen_test
 from tests.processes import soon
@@ -221,7 +221,7 @@ async def test_a_stuck_worker_without_a_nanny(
         await waiting[1]
 
 
-# --- whether a model is as without the losses -----------------------------------------
+# --- after a loss ---------------------------------------------------------------------
 
 
 class AfterLoss(fits._Work):
@@ -271,3 +271,23 @@ SAVED = Checkpoint(rounds=1, model=b"", history={})
 def test_whether_a_model_is_identical(work: AfterLoss, text: str) -> None:
     """The report promises it only if that is known."""
     assert work._identity().startswith(text)
+
+
+def test_an_error_after_a_loss() -> None:
+    """It names the loss, also if a named worker is not there any more."""
+    work = AfterLoss(KMeans(), HERE)
+    work.losses.append(
+        Loss(
+            workers=("w-1",),
+            gone=frozenset({"w-1"}),
+            emptied=frozenset(),
+            reasons=("killed",),
+            round=0,
+            rounds=None,
+            checkpoint=None,
+            at=0.0,
+        )
+    )
+    text = r"the fit lost worker w-1: killed .*; then workers: there is no w-2"
+    with pytest.raises(ValueError, match=text), work.naming_loss():
+        raise ValueError("workers: there is no w-2")
