@@ -357,13 +357,16 @@ class _Work:
         IncompleteError
             Partitions were computed again with other values. Their source gives other
             values each time, so their labels may be wrong.
+        TimedOutError
+            Partitions of an earlier attempt were not computed again in time.
         """
         if self.file is not None and len(self.attempts) == 1:
             for problem in self.file.compare(await prepared.samples()):
                 self._note(problem)
         if not self.max_failures:
             return
-        now = await prepared.digests()
+        # new partitions have other keys than the old ones, of which they are made
+        now = await prepared.digests(self.attempts[:-1])
         changed = [k for k, d in now.items() if self.digests.get(k, d) != d]
         if changed:
             raise IncompleteError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from time import monotonic
@@ -15,13 +15,13 @@ import numpy as np
 from dask.base import annotate
 
 from clustertune import checks
-from clustertune.actions.cluster.live import LiveCluster
+from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import contents
 from clustertune.collections.inputs import COMPANIONS
 from clustertune.core.model import CollectionInfo, Layout, Plan, View
 from clustertune.core.report import Report
-from clustertune.core.wording import plural
-from clustertune.errors import IncompleteError, VerificationError
+from clustertune.core.wording import plural, seconds_text
+from clustertune.errors import IncompleteError, TimedOutError, VerificationError
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs
 from clustertune.monitor import monitor
@@ -163,13 +163,40 @@ class Prepared(ClientContext):
         view = self._journal.views[-1]
         return {x.label: layouts.home_ids(x, view) for x in view.layouts if x.loaded}
 
-    async def digests(self) -> dict[Any, str]:
-        """Return digests of the partitions of all collections, as far as known."""
+    @cached_property
+    def partition_keys(self) -> frozenset[Any]:
+        """The keys of the partitions of all collections."""
         view = self._journal.views[-1]
-        keys = [k for x in view.layouts for m in x.collections for k in m.keys]
+        return frozenset(k for x in view.layouts for m in x.collections for k in m.keys)
+
+    async def digests(self, former: Iterable[Prepared] = ()) -> dict[Any, str]:
+        """Return digests of the partitions of all collections, as far as known.
+
+        Partitions of ``former`` results are among them. Lost ones are computed again
+        first, within the time limit of their call.
+        """
+        keys = self.partition_keys
+        for prepared in former:
+            if not prepared.partition_keys <= keys:
+                await prepared.recomputed()
+                keys |= prepared.partition_keys
         return await contents.digests(
-            self.client, keys, monitor.known(self.client).addresses
+            self.client, list(keys), monitor.known(self.client).addresses
         )
+
+    async def recomputed(self) -> None:
+        """Wait until lost partitions are computed again, if that is possible."""
+        run = RunningCall(replace(self._call, look=LookOptions(task_seconds=0.0)))
+        try:
+            # what cannot be computed again cannot have other values
+            with suppress(IncompleteError):
+                await run.cluster.look(lambda *_: None)
+        except asyncio.TimeoutError as late:
+            raise TimedOutError(
+                "partitions that were lost were not computed again within "
+                f"{seconds_text(self._call.timeout)}, so their values could not be "
+                "compared; give a longer timeout"
+            ) from late
 
     async def samples(self) -> dict[str, Any]:
         """Return rows, and digests of some, of each collection, by label.

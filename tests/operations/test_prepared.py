@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import dask.array as da
 import numpy as np
 import pytest
 from dask import delayed
 from distributed import futures_of, wait
+from distributed.core import Status
 
 import clustertune
-from clustertune.errors import VerificationError
+from clustertune.errors import TimedOutError, VerificationError
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -72,3 +74,29 @@ async def test_an_eval_set_with_companions(c, s, *workers):
         c, p.X, p.y, qid=p.qid, eval_set=p.eval_set, estimator="lightgbm_rank"
     )
     assert again.report.steps == ()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_digests_of_former_partitions(c, s, a, b):
+    """Lost ones are computed again first, within the time limit of their call."""
+    X = da.random.default_rng(0).random((120, 3), chunks=(20, 3))
+    former = await clustertune.prepare(c, X)
+    prepared = await clustertune.prepare(c, former.X, rechunk=4)
+    before = await former.digests()
+    assert len(before) == 6
+    assert before.keys().isdisjoint(await prepared.digests())
+    a.status = Status.paused
+    await b.close()
+    await soon(lambda: any(f.status == "lost" for f in futures_of(former.X)))
+    call, former._call = former._call, replace(former._call, timeout=0.0)
+    with pytest.raises(TimedOutError, match=r"not computed again .* longer timeout"):
+        await prepared.digests([former])
+    a.status, former._call = Status.running, call
+    found = await prepared.digests([former])
+    assert before.items() <= found.items()
+    # what cannot come back is left out
+    (lost, *rest) = futures_of(former.X)
+    await c.cancel([lost], force=True)
+    found = await prepared.digests([former])
+    assert {f.key for f in rest} <= found.keys()
+    assert lost.key not in found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -35,7 +37,7 @@ from tests.operations.training import (
     is_training,
     train_until,
 )
-from tests.processes import cluster, until, workers_of
+from tests.processes import cluster, process, until, workers_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -64,6 +66,19 @@ def client(tmp_path_factory: Any) -> Iterator[Client]:
         yield client
 
 
+@contextmanager
+def without_nanny(folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a worker that does not come back once it is killed."""
+    command = (
+        *(sys.executable, "-m", "dask", "worker", "--no-nanny", "--name", name),
+        *("--scheduler-file", str(folder / "scheduler.json"), "--nthreads", "1"),
+        *("--memory-limit", "1GiB", "--host", "127.0.0.1", "--no-dashboard"),
+        *("--local-directory", str(folder)),
+    )
+    with process(*command) as worker:
+        yield worker
+
+
 @pytest.fixture
 def left(tmp_path_factory: Any) -> Iterator[Client]:
     """Client of a cluster that a worker leaves."""
@@ -74,18 +89,20 @@ def left(tmp_path_factory: Any) -> Iterator[Client]:
 KINDS = ["xgboost", "lightgbm"]
 
 
-def lazy(seed: int | None = 0) -> list[Any]:
+def lazy(seed: int | None = 0, partitions: int = PARTITIONS) -> list[Any]:
     made = dask.delayed(block, pure=seed is not None)
     blocks = [
-        da.from_delayed(made(i, seed), (ROWS, 9), "f4") for i in range(PARTITIONS)
+        da.from_delayed(made(i, seed), (ROWS, 9), "f4") for i in range(partitions)
     ]
     rows = da.concatenate(blocks)
     return [rows[:, :8], rows[:, 8].astype("i4")]
 
 
-def data(client: Client, seed: int | None = 0) -> tuple[Any, Any]:
+def data(
+    client: Client, seed: int | None = 0, partitions: int = PARTITIONS
+) -> tuple[Any, Any]:
     client.wait_for_workers(3)
-    X, y = client.persist(lazy(seed))
+    X, y = client.persist(lazy(seed, partitions))
     wait([X, y])
     return X, y
 
@@ -285,6 +302,63 @@ def test_named_workers_that_do_not_return(left: Client) -> None:
     assert len(trees(survived)) == 800
 
 
+def test_the_only_named_worker_does_not_return(left: Client) -> None:
+    """The error names the loss, and what to do."""
+    X, y = data(left)
+    (address, *_) = workers_of(left)
+    threads: list[Thread] = []
+
+    def retire() -> None:
+        threads.append(Thread(target=left.retire_workers, args=([address],)))
+        threads[0].start()
+
+    text = "the fit lost worker w-.*; then none of the workers in workers= is left"
+    with pytest.raises(IncompleteError, match=text):
+        fit(
+            left,
+            model("xgboost"),
+            X,
+            y,
+            progress=Watcher(retire),
+            max_failures=1,
+            workers=[address],
+        )
+    threads[0].join()
+    assert is_whole(*left.gather(left.compute([X, y])))
+
+
+@pytest.mark.parametrize("words", ["round ", "the fit continues"])
+def test_a_progress_function_that_fails(
+    client: Client, caplog: pytest.LogCaptureFixture, words: str
+) -> None:
+    """Its error ends neither the fit, nor its watch, nor the next attempt."""
+    X, y = data(client)
+    watcher = Watcher(killer(client))
+
+    def progress(text: str, fraction: float | None) -> None:
+        watcher(text, fraction)
+        if watcher.action is None and words in text:
+            raise ZeroDivisionError
+
+    survived = fit(client, model("xgboost"), X, y, progress=progress, max_failures=1)
+    assert len(trees(survived)) == 800
+    assert "the progress is not shown any more, only logged: Zero" in caplog.text
+    check_whole(client, X, y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_progress_function_that_interrupts(client: Client, kind: str) -> None:
+    """The fit ends, and its workers are free."""
+    X, y = data(client)
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(RuntimeError, match="progress= raised KeyboardInterrupt"):
+        fit(client, model(kind), X, y, progress=Watcher(stop), max_failures=1)
+    check_whole(client, X, y)
+
+
 def test_interrupted_while_it_resumes(client: Client) -> None:
     """After ^C all workers are free, the data is complete, and a fit can follow."""
     X, y = data(client)
@@ -356,6 +430,29 @@ def test_values_that_changed(client: Client) -> None:
     watcher = Watcher(killer(client))
     with pytest.raises(IncompleteError, match="other values"):
         fit(client, model("xgboost"), X, y, progress=watcher, max_failures=2)
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_values_that_changed_in_old_partitions(
+    tmp_path: Path, seed: int | None
+) -> None:
+    """A worker is gone for good, so other partitions are made for the rest."""
+    with started(tmp_path) as client, without_nanny(tmp_path, "alone") as worker:
+        client.wait_for_workers(4)
+        X, y = data(client, seed, partitions=4)
+        watcher = Watcher(worker.kill)
+        options: Any = {"progress": watcher, "max_failures": 2}
+        if seed is None:
+            with pytest.raises(IncompleteError, match=r"lost worker alone.*other"):
+                fit(client, model("xgboost"), X, y, **options)
+        else:
+            survived = fit(client, model("xgboost"), X, y, **options)
+            assert len(trees(survived)) == 800
+            report = survived.clustertune_report_
+            notes = "\n".join(report.notes)
+            assert re.search(r"resumed from round \d+ after .* on 3 workers", notes)
+            assert report.after[0].partitions != 4
+        assert watcher.action is None
 
 
 def test_data_that_cannot_come_back(client: Client) -> None:
