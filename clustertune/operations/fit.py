@@ -158,9 +158,14 @@ class _Work:
     # --- one attempt ------------------------------------------------------------------
 
     def drop_copies(self) -> None:
-        """Release copies of the caller's data; its own partitions stay in place."""
+        """Release copies of the caller's data; its own partitions stay in place.
+
+        Each watch refers to this object. So the garbage collector alone would release
+        partitions that the fit has loaded.
+        """
         for prepared in self.attempts:
             prepared.drop_copies()
+        self.attempts.clear()
 
     def watch(self, prepared: Prepared) -> None:
         """Watch the workers of the prepared data during the block of ``prepared``."""
@@ -195,18 +200,16 @@ class _Work:
         try:
             self.progress.notify(text, fraction)
         except StopRequestedError as error:
-            if self.stopped is None:
+            watch = self.attempts[-1].watch
+            if self.stopped is None and watch is not None:
                 self.stopped = error
-                self.stopping = asyncio.ensure_future(self._cancel(str(error)))
+                work = self._cancel(watch.name, str(error))
+                self.stopping = asyncio.ensure_future(work)
 
-    async def _cancel(self, reason: str) -> None:
+    async def _cancel(self, name: str, reason: str) -> None:
         """Cancel the training tasks, so that ``model.fit`` returns with an error."""
-        watch = self.attempts[-1].watch
-        assert watch is not None
         with suppress(ClustertuneError, OSError):
-            await monitor.ask(
-                self.client, "fit", name=watch.name, do="cancel", reason=reason
-            )
+            await monitor.ask(self.client, "fit", name=name, do="cancel", reason=reason)
 
     async def _keep(self, checkpoint: Checkpoint) -> None:
         assert self.file is not None

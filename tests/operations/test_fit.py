@@ -116,6 +116,18 @@ def predicted(model: Any) -> Any:
     return np.asarray(model.predict(VALUES))
 
 
+def test_loaded_data_is_released_at_once(client: Client) -> None:
+    """It does not wait for the garbage collector, which may come much later."""
+    gc.collect()
+    known = set(client.futures)
+    gc.disable()
+    try:
+        fit(client, MODELS["dask-ml glm"](), *data())
+        until(lambda: set(client.futures) <= known, seconds=20)
+    finally:
+        gc.enable()
+
+
 # --- each library ---------------------------------------------------------------------
 
 GLM: dict[str, Any] = {"max_iter": 5}
