@@ -98,6 +98,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: ARG002
         for task in list(self._waiting):
+            self._waiting.discard(task)
             self.loop.add_callback(task.cancel)
 
     def retrieve_result_callback(self, out: Any) -> list[Any]:
@@ -119,7 +120,9 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         try:
             result = await self._run(items)
         # any error is the fit's; otherwise the caller would wait forever
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001
+            if isinstance(error, asyncio.CancelledError) and task not in self._waiting:
+                raise  # the call was aborted
             result = error
         finally:
             self._waiting.discard(task)

@@ -168,8 +168,10 @@ def _guarded(
 ) -> Any:
     try:
         return function(*arguments)
+    except (SystemExit, KeyboardInterrupt):
+        raise  # Dask ends the worker
     # user code may raise any error; the client raises it with the item's number
-    except Exception as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001
         # a built-in error, because the client cannot unpickle classes of this module
         failed = RuntimeError(
             FAILED, operation, number, picklable_error(error), error_location(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -326,6 +327,27 @@ def test_faults_of_fits(local_cluster: Any, tmp_path: Path) -> None:
         with pytest.raises(ZeroDivisionError):
             Parallel()(delayed(divmod)(1, i) for i in range(20))
     until(lambda: state(client) == before)
+
+
+class OwnExit(BaseException):
+    """An error that is no Exception."""
+
+
+def fail(error: type[BaseException]) -> None:
+    raise error
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("error", [asyncio.CancelledError, OwnExit])
+def test_a_fit_may_raise_any_error(
+    local_cluster: Any, error: type[BaseException]
+) -> None:
+    """The call raises it, and later calls of the block work."""
+    _, client = local_cluster(1, processes=False)
+    with joblib_backend(client):
+        with pytest.raises(error):
+            Parallel()(delayed(fail)(error) for _ in range(8))
+        assert len(Parallel()(delayed(where)() for _ in range(2))) == 2
 
 
 class KillsWorkers(DecisionTreeClassifier):  # type: ignore[misc]

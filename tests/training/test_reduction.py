@@ -251,6 +251,17 @@ async def test_a_failed_item_is_named(c: Any, s: Any, a: Any, b: Any) -> None:
 
     with pytest.raises(FunctionError, match="StubbornError: does not unpickle"):
         await map_reduce(c, refuse, [1])
+
+    class OwnExit(BaseException):
+        """An error that is no Exception."""
+
+    def leave(i: int) -> int:
+        raise [asyncio.CancelledError, OwnExit][i]("bye")
+
+    with pytest.raises(FunctionError, match="item 0: CancelledError: bye"):
+        await map_reduce(c, leave, [0])
+    with pytest.raises(FunctionError, match="item 0: OwnExit: bye"):
+        await map_reduce(c, leave, [1])
     with pytest.raises(
         FunctionError, match=r"item 8 .* fit .*: shape \(8,\) after shape"
     ):
