@@ -243,6 +243,28 @@ async def test_a_lost_scheduler_that_returns(monkeypatch):
                 await trouble(source, "")
 
 
+@gen_cluster(client=False, nthreads=ONE)
+async def test_a_scheduler_that_hangs(s, a, monkeypatch):
+    """The page shows since when it has no answer, until the scheduler answers."""
+    monkeypatch.setattr(show, "RETRY_INTERVAL", 0.0)
+    released = asyncio.Event()
+
+    async def hang(**_):
+        await released.wait()
+
+    async with source_of(partial(connected, s.address, seconds=60)) as source:
+        await trouble(source, "")
+        monkeypatch.setattr(show, "CONNECT", 0.2)
+        with monkeypatch.context() as patch:
+            patch.setitem(s.handlers, "clustertune", hang)
+            state = await trouble(source, "the scheduler has not answered for")
+            assert "(no answer within 0.2 s)" in state["trouble"]
+            assert verdict(state)[0] == "Unknown"
+            monkeypatch.setattr(show, "CONNECT", 60.0)
+        released.set()
+        await trouble(source, "")
+
+
 # --- the server -----------------------------------------------------------------------
 
 

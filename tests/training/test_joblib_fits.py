@@ -337,7 +337,6 @@ def fail(error: type[BaseException]) -> None:
     raise error
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("error", [asyncio.CancelledError, OwnExit])
 def test_a_fit_may_raise_any_error(
     local_cluster: Any, error: type[BaseException]

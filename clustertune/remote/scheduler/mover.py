@@ -395,12 +395,12 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             late = "did not arrive" if transfer.travels else "old copy is in use"
             silent = self._silent(transfer.target)
             self._finish(key, silent or f"{late} for {STALL_TIMEOUT:g} s or more")
+        late_alone = len(self.alone) + (self.sender is not None)
+        self.end_sender()  # also of a stopped move, which waits for it
         if self.waiting and not self.stopped:
-            late_alone = len(self.alone) + (self.sender is not None)
             if late_alone:
                 reason = f"did not arrive for {STALL_TIMEOUT:g} s or more"
                 self.left[reason] += late_alone
-            self.end_sender()
             self.alone.clear()
             for _, address in self.queued:
                 if silent := self._silent(address):
@@ -425,11 +425,13 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         """Send one key without others, and queue it again once it has arrived."""
         scheduler = self.manager.scheduler
         ts: Any = scheduler.tasks.get(key)
-        holders = [ws.address for ws in ts.who_has] if ts is not None else []
         failed: Any = ()
-        arrived = address in holders
+        travels = False
         try:
-            if holders and not arrived:
+            # a key that is computed again has no holders
+            holders = [ws.address for ws in ts.who_has or ()] if ts is not None else []
+            travels = bool(holders) and address not in holders
+            if travels:
                 failed = await scheduler.gather_on_worker(address, {key: holders})
         except asyncio.CancelledError:
             raise
@@ -437,13 +439,15 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         except Exception as error:  # noqa: BLE001, the key is reported
             logger.info("clustertune: %r was not sent: %r", key, error)
             failed = (key,)
-        self.sender = None
+        finally:
+            if self.sender is asyncio.current_task():  # the next one may run already
+                self.sender = None
         if failed:
             self.unsent.append(key)
             self._give_up("cannot be sent")
             return
-        if not arrived:
-            self.nbytes += ts.nbytes if ts is not None else 0
+        if travels:
+            self.nbytes += ts.nbytes
         self.last_progress = monotonic()
         self.queued.append((key, address))  # the next cycle drops the other replicas
 
