@@ -3,7 +3,8 @@
 Each look reads the scheduler's identity and asks the scheduler plugin once; only new
 workers are asked themselves. Looks are as frequent as heartbeats. If the scheduler is
 gone, the monitor tries again, at growing intervals, until it is back or the monitor is
-closed.
+closed. Dask closes the client if the scheduler is gone for longer than
+``distributed.comm.timeouts.connect`` (30 seconds). The monitor then fails.
 
 A condition begins when it has held for a while, so a value that crosses a threshold for
 a second makes no event. It ends when it has been gone for longer, so a value close to a
@@ -30,7 +31,7 @@ from clustertune.core.model import Finding, Goal, Run, Severity, Snapshot, View
 from clustertune.core.sections import of_findings
 from clustertune.core.tables import to_html
 from clustertune.core.wording import plural, printable, seconds_text
-from clustertune.errors import ClustertuneError
+from clustertune.errors import ClustertuneError, ConnectionLostError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
 from clustertune.monitor.connection import ClientContext
@@ -144,7 +145,8 @@ class Monitor(ClientContext):
     unknown_since : float or None
         Epoch seconds since which the cluster could not be reached.
     failure : Exception or None
-        The error that ended the monitor before it was closed, such as a wrong setting.
+        The error that ended the monitor before it was closed, such as a wrong setting,
+        or a scheduler that was gone until Dask closed the client.
 
     Examples
     --------
@@ -278,6 +280,12 @@ class Monitor(ClientContext):
                 self._wake()
             else:
                 pause = 0.0
+        # Dask sets it to None when the connection is lost, not when a client is closed
+        if not self._closed and self.client.scheduler_comm is None:
+            self.failure = ConnectionLostError(
+                "the client lost its connection to the scheduler, could not connect "
+                "again, and was closed. Connect again when the scheduler is back"
+            )
 
     def _interval(self) -> float:
         if self.interval is not None:

@@ -182,6 +182,26 @@ async def test_it_ends_with_its_client(c, s, a, b):
     assert not _watching()
 
 
+@gen_test()
+async def test_a_scheduler_that_does_not_come_back(monkeypatch):
+    """Dask closes the client then, and iteration raises the error."""
+    monkeypatch.setattr(watcher, "MAX_INTERVAL", 0.2)
+    options = {"port": 0, "dashboard_address": "127.0.0.1:0"}
+    async with (
+        Scheduler(**options) as s,
+        Client(s.address, asynchronous=True, timeout=2) as client,
+        clustertune.Monitor(client, interval=0.05) as monitor,
+    ):
+        seen = []
+        iterating = asyncio.ensure_future(_add_all(monitor, seen))
+        await soon(lambda: seen)
+        await s.close()
+        with pytest.raises(ConnectionLostError, match="could not connect again"):
+            await iterating
+        assert client.status == "closed"
+        assert "failed (ConnectionLostError" in repr(monitor)
+
+
 async def _add_all(monitor, seen):
     async for snapshot in monitor:
         seen.append(snapshot)
