@@ -120,7 +120,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         try:
             result = await self._run(items)
         # any error is the fit's; otherwise the caller would wait forever
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and task not in self._waiting:
                 raise  # the call was aborted
             result = error
