@@ -213,7 +213,11 @@ def _runner(scheduler: Scheduler) -> ScheduleRunner | None:
 def _listed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the list shows of a schedule that was refused."""
     now = time()
-    return _options(arguments, now).terms(now, NAME, REASON)
+    try:
+        return _options(arguments, now).terms(now, NAME, REASON)
+    except ValueError:  # the refusal has the problem of its cron times
+        timeless = {"expires": EXPIRES, **arguments, "cron": None, "tz": None}
+        return Options.of(**timeless).terms(now, NAME, REASON)
 
 
 async def _end(scheduler: Scheduler, name: str) -> str:

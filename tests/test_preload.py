@@ -13,7 +13,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -149,6 +150,42 @@ def test_a_schedule_that_is_refused(
             until(lambda: not refused())
             # the other one is due each minute, and then made again
             until(lambda: {s.workers for s in waiting(client)} == {("late",), None})
+    finally:
+        client.run_on_scheduler(end)
+
+
+def test_a_schedule_without_times_for_now(
+    local_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time each leap year is often later than a year; the list has this reason."""
+    monkeypatch.setattr(preload, "RETRY", 0.1)
+    cluster, client = local_cluster(1)
+    day = datetime.now(timezone.utc) + timedelta(days=100)
+    yearly = {"cron": f"0 0 {day.day} {day.month} *", "tz": "UTC", "expires": "2 days"}
+    longest = preload.MAX_EXPIRES
+
+    async def begin(dask_scheduler: Any) -> None:
+        with dask.config.set({"clustertune.schedules": [yearly]}):
+            await preload.dask_setup(dask_scheduler)
+        monkeypatch.setattr(preload, "MAX_EXPIRES", 10.0)  # like a later moment
+
+    async def end(dask_scheduler: Any) -> None:
+        await preload.dask_teardown(dask_scheduler)
+
+    client.run_on_scheduler(begin)
+    try:
+        (it,) = until(lambda: clustertune.schedules(client), 60)
+        assert (it.id, it.state, it.instants) == ("configured-0", "refused", ())
+        assert "has no time within a year" in str(it)
+        (task,) = preload._tasks[cluster.scheduler.id]
+        assert not task.done()
+        with pytest.raises(LookupError, match=r"clustertune\.schedules of the sched"):
+            it.cancel()
+        with pytest.raises(LookupError, match="'absent'; none waits"):
+            replace(it, id="absent").cancel()
+        monkeypatch.setattr(preload, "MAX_EXPIRES", longest)
+        (made,) = until(lambda: waiting(client))
+        assert len(made.instants) == 1
     finally:
         client.run_on_scheduler(end)
 

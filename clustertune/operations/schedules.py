@@ -130,7 +130,8 @@ class Schedule:
         ------
         LookupError
             The scheduler does not have it: it is a plan, the scheduler restarted, or
-            many other restarts have ended since.
+            many other restarts have ended since. Or it is refused: only the scheduler's
+            configuration has it.
         """
         if self.client is None:
             raise LookupError(
@@ -191,7 +192,15 @@ async def cancel(client: Client, name: str) -> Schedule:
     found = await _ask(client, cancel=name)
     answer = found["one"]
     if answer is None:
-        known = [s["id"] for s in found["all"] if s["state"] not in ENDED]
+        states = {s["id"]: s["state"] for s in found["all"]}
+        if states.get(name) == "refused":
+            raise LookupError(
+                f"the schedule {name!r} cannot be cancelled: it is in "
+                "clustertune.schedules of the scheduler's configuration. Remove it "
+                "there, and start the scheduler again"
+            )
+        over = (*ENDED, "refused")
+        known = [id for id, state in states.items() if state not in over]
         there = f"waiting are {names_text(known, most=20)}" if known else "none waits"
         raise LookupError(f"there is no scheduled restart {name!r}; {there}")
     return read(answer, client)
