@@ -32,13 +32,17 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.report import Report
-from clustertune.errors import VersionMismatchError
+from clustertune.core.wording import seconds_text
+from clustertune.errors import TimedOutError, VersionMismatchError
 from clustertune.monitor import monitor
 from clustertune.remote import keys, ship
+from clustertune.remote.ending import within
 from clustertune.remote.scheduler import survey
 from clustertune.remote.worker import park, probe, process
 
 T = TypeVar("T")
+
+REPORT_SECONDS = 60.0  # to read the last report
 
 PACKAGES = (  # distributions whose versions are compared
     "dask",
@@ -289,8 +293,13 @@ async def chunk_types(
 
 async def last_report(client: Client) -> Report | None:
     """Return the report that the plugin keeps; refuse one of another release."""
-    await monitor.install_plugin(client, await monitor.identify(client))
-    text = await monitor.ask(client, "report")
+    try:
+        text = await within(_report_text(client), REPORT_SECONDS)
+    except asyncio.TimeoutError:
+        raise TimedOutError(
+            f"the scheduler did not answer within {seconds_text(REPORT_SECONDS)}; see "
+            "what blocks the scheduler"
+        ) from None
     try:
         return Report.from_json(text) if text else None
     except ValueError as error:
@@ -298,3 +307,9 @@ async def last_report(client: Client) -> Report | None:
             f"the last report on this scheduler cannot be read here: {error}; use the "
             "release of clustertune that wrote it"
         ) from error
+
+
+async def _report_text(client: Client) -> str | None:
+    await monitor.install_plugin(client, await monitor.identify(client))
+    text: str | None = await monitor.ask(client, "report")
+    return text

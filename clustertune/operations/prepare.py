@@ -451,6 +451,8 @@ def last_report(client: Client) -> Any:
     ------
     ConnectionLostError, VersionMismatchError
         The cluster cannot be reached; the text gives the reason and a fix.
+    TimedOutError
+        The scheduler did not answer within a minute.
 
     Examples
     --------

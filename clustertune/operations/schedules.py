@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, tzinfo
+from datetime import datetime, timezone, tzinfo
 from itertools import islice, takewhile
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -60,10 +60,11 @@ from clustertune.remote.worker import park
 
 ENDED = ("done", "failed", "expired", "cancelled")
 MAX_EXPIRES = 366 * 86400.0  # seconds
-TIMEOUT = 60.0  # seconds to send the request
+TIMEOUT = 60.0  # seconds for a request
 IDLE_FOR = "30s"
 MAX_TIMES = 10_000  # every minute of a week
 LOCALTIME = Path("/etc/localtime")
+T = TypeVar("T")
 EXAMPLE = '"0 3 * * *" (at 03:00 each day), "30 22 * * 1-5" or "*/15 * * * *"'
 
 
@@ -132,6 +133,8 @@ class Schedule:
             The scheduler does not have it: it is a plan, the scheduler restarted, or
             many other restarts have ended since. Or it is refused: only the scheduler's
             configuration has it.
+        TimedOutError
+            The scheduler did not answer within a minute.
         """
         if self.client is None:
             raise LookupError(
@@ -182,6 +185,11 @@ def read(answer: Mapping[str, Any], client: Client | None) -> Schedule:
 
 
 async def _ask(client: Client, **request: Any) -> Mapping[str, Any]:
+    problem = "the scheduler did not answer"
+    return await _within_limit(_answer(client, **request), problem)
+
+
+async def _answer(client: Client, **request: Any) -> Mapping[str, Any]:
     await monitor.install_plugin(client, await monitor.identify(client))
     found: Mapping[str, Any] = await monitor.ask(client, "schedules", **request)
     return found
@@ -210,6 +218,15 @@ async def listed(client: Client) -> tuple[Schedule, ...]:
     """List waiting restarts and the last ended ones, oldest first."""
     found = await _ask(client)
     return tuple(read(answer, client) for answer in found["all"])
+
+
+async def _within_limit(work: Awaitable[T], problem: str) -> T:
+    try:
+        return await within(work, TIMEOUT)
+    except asyncio.TimeoutError:
+        raise TimedOutError(
+            f"{problem} within {seconds_text(TIMEOUT)}; see what blocks the scheduler"
+        ) from None
 
 
 # --- requests ------------------------------------------------------------------------
@@ -278,6 +295,8 @@ def schedule_restart(
         restarts already wait.
     ConnectionLostError, NoWorkersError, VersionMismatchError
         The cluster cannot do this; the message has the reason and a fix.
+    TimedOutError
+        The restart was not scheduled within a minute.
 
     Examples
     --------
@@ -318,6 +337,8 @@ def schedules(client: Client) -> tuple[Schedule, ...]:
     ------
     ConnectionLostError, VersionMismatchError
         The cluster does not answer; the message has the reason and a fix.
+    TimedOutError
+        The scheduler did not answer within a minute.
 
     Examples
     --------
@@ -357,8 +378,9 @@ class Options:
         """
         if cron is None and tz is not None:
             raise TypeError("tz is the time zone of cron: give cron, too")
-        zone = time_zone(tz)
+        zone: tzinfo = timezone.utc  # without cron, no time is computed in it
         if cron is not None:
+            zone = time_zone(tz)
             cron_times(cron, zone, 0.0, 0.0)
         if (lifetime := arguments.duration("expires", expires)) > MAX_EXPIRES:
             raise ValueError(f"expires={expires!r} must be at most a year")
@@ -409,14 +431,8 @@ async def send(
     dry_run: bool = False,
 ) -> Schedule:
     """Send a request to the scheduler; a dry run returns the plan only."""
-    try:
-        work = _send(client, given, options, reason, dry_run=dry_run)
-        return await within(work, TIMEOUT)
-    except asyncio.TimeoutError:
-        raise TimedOutError(
-            f"the restart was not scheduled within {seconds_text(TIMEOUT)}; see what "
-            "blocks the scheduler"
-        ) from None
+    work = _send(client, given, options, reason, dry_run=dry_run)
+    return await _within_limit(work, "the restart was not scheduled")
 
 
 async def _send(
@@ -541,14 +557,15 @@ def _stamps(cron: str, tz: tzinfo, start: float) -> Iterator[float]:
 
 def time_zone(name: str | None) -> tzinfo:
     """Return a time zone by name. None means this machine's: TZ, or its setting."""
-    given = f"tz={name!r}"
+    given, is_file = f"tz={name!r}", False
     if name is None:
         name = os.environ.get("TZ", "").removeprefix(":")
         given = f"the variable TZ={name!r}"
         if not name:
             return _local_zone()
+        is_file = name.startswith("/")
     try:
-        return ZoneInfo(name)
+        return _read_zone(Path(name)) if is_file else ZoneInfo(name)
     # a name of another type, of a folder, outside the database, or nested too deeply
     except (LookupError, ValueError, OSError, TypeError, RecursionError) as error:
         raise ValueError(
@@ -560,5 +577,9 @@ def time_zone(name: str | None) -> tzinfo:
 def _local_zone() -> tzinfo:
     if not LOCALTIME.exists():  # the C library uses UTC then
         return time_zone("UTC")
-    with LOCALTIME.open("rb") as file:
-        return ZoneInfo.from_file(file, key="local time")
+    return _read_zone(LOCALTIME)
+
+
+def _read_zone(file: Path) -> tzinfo:
+    with file.open("rb") as content:
+        return ZoneInfo.from_file(content, key="local time")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from functools import partial
 from time import time
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 from distributed import Client, Nanny, wait
 
 import clustertune
-from clustertune.errors import RefusedError
+from clustertune.errors import RefusedError, TimedOutError
+from clustertune.monitor import inquiry
 from clustertune.operations import schedules
 from clustertune.operations.schedules import Schedule
 from tests.cli.test_cli import run
@@ -88,7 +91,9 @@ async def test_impossible_restarts(c: Any, s: Any, *workers: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
-async def test_bad_arguments(c: Any, s: Any, *workers: Any) -> None:
+async def test_bad_arguments(
+    c: Any, s: Any, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each error is raised before anything is sent."""
     for given, error, text in (
         ({"cron": "0 3 * *"}, ValueError, "five fields"),
@@ -104,6 +109,10 @@ async def test_bad_arguments(c: Any, s: Any, *workers: Any) -> None:
         with pytest.raises(error, match=text):
             clustertune.schedule_restart(c, **given)
     assert "clustertune" not in s.plugins
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "CET-1CEST")  # without cron no time zone is needed
+        with pytest.raises(RefusedError, match="it has no nanny"):
+            await clustertune.schedule_restart(c)
     with pytest.raises(ValueError, match="has no time before the restart expires"):
         await clustertune.schedule_restart(c, cron=FEBRUARY_29, expires="1h")
     assert s.plugins["clustertune"].schedules.listed() == []
@@ -133,6 +142,32 @@ async def test_a_client_with_another_clock(
     state = await plugin.page_data.look()
     assert abs(state["time"] - state["findings"]["time"]) < 60
     await made.cancel()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_a_scheduler_that_hangs(
+    c: Any, s: Any, a: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call ends after its time limit."""
+    assert await clustertune.schedules(c) == ()
+    monkeypatch.setattr(schedules, "TIMEOUT", 0.3)
+    monkeypatch.setattr(inquiry, "REPORT_SECONDS", 0.3)
+    released = asyncio.Event()
+
+    async def hang(**_: Any) -> None:
+        await released.wait()
+
+    it = Schedule(id="x", state="waiting", idle_for=30, expires=0.0, client=c)
+    with monkeypatch.context() as patch:
+        patch.setitem(s.handlers, "clustertune", hang)
+        for call in (
+            partial(clustertune.schedules, c),
+            it.cancel,
+            partial(clustertune.last_report, c),
+        ):
+            with pytest.raises(TimedOutError, match="did not answer within"):
+                await asyncio.wait_for(call(), 30)
+    released.set()
 
 
 # --- in words -------------------------------------------------------------------------
