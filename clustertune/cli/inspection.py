@@ -354,6 +354,10 @@ def dashboard(
         refuse_options(("port", "listen", "origins"), "{} needs --serve")
         click.echo(printable(run(target, add_page).url, longest=2000))
         return
+    from clustertune.dashboard.show import allowed_hosts
+
+    with usage_errors(ValueError):
+        allowed_hosts(origins)
     number = PORT if port is None else port
     run(
         target,

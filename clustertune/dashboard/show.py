@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from html import escape
+from ipaddress import ip_address
+from itertools import chain
 from time import time
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import psutil
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from bokeh.server.util import check_allowlist, create_hosts_allowlist
@@ -226,6 +229,32 @@ class _Hosts(Matcher):
         return {} if check_allowlist(request.host.lower(), self.allowed) else None
 
 
+def allowed_hosts(origins: Iterable[str]) -> list[str]:
+    """Return the hosts of origins for Bokeh; raise ValueError for a wrong one."""
+    return [_allowed_host(origin) for origin in origins]
+
+
+def _allowed_host(origin: str) -> str:
+    try:
+        (host,) = create_hosts_allowlist([origin.lower()], None)
+    except ValueError as error:
+        raise ValueError(
+            f"the origin {origin!r} must be HOST or HOST:PORT, such as hub.example:8443"
+        ) from error
+    return host
+
+
+def _names_of_machine() -> set[str]:
+    """Return the names and the addresses of this machine, as they are in URLs."""
+    names = {socket.gethostname(), socket.getfqdn()}
+    for one in chain.from_iterable(psutil.net_if_addrs().values()):
+        if one.family == socket.AF_INET:
+            names.add(one.address)
+        elif one.family == socket.AF_INET6:
+            names.add(f"[{one.address.partition('%')[0]}]")
+    return names
+
+
 @asynccontextmanager
 async def serving(
     connect: Connect, *, port: int, address: str, origins: Sequence[str]
@@ -234,16 +263,18 @@ async def serving(
 
     ``port=0`` chooses a free port. ``address`` is the address of this machine to listen
     on. ``origins`` are ``HOST:PORT`` of other pages and proxies that may show the page.
-    Raise OSError if the port is in use.
+    Raise OSError if the port is in use, and ValueError for a wrong origin.
     """
+    allowed = allowed_hosts(origins)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.create_server((address, port), family=family)
     listening.setblocking(False)
-    port = listening.getsockname()[1]
+    bound, port = listening.getsockname()[:2]
     host = f"[{address}]" if ":" in address else address
-    allowed = create_hosts_allowlist(
-        [f"{host}:{port}", f"localhost:{port}", *origins], port
-    )
+    own = {host, "localhost"}
+    if ip_address(bound).is_unspecified:
+        own |= await asyncio.to_thread(_names_of_machine)
+    allowed += [f"{name.lower()}:{port}" for name in own]
     source = Source(connect)
     application = BokehTornado(
         partial(page.build, read=source.read), extra_websocket_origins=allowed

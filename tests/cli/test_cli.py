@@ -758,3 +758,12 @@ def test_a_port_that_is_taken(cluster: LocalCluster) -> None:
     )
     assert done.exit_code == 2
     assert "or an address of this machine as --listen" in done.output
+
+
+def test_a_wrong_origin(cluster: LocalCluster) -> None:
+    """The error is about the origin, and not about the address."""
+    wrong = ("--allow-websocket-origin", "http://proxy:80")
+    done = run("dashboard", "--serve", *wrong, cluster.scheduler_address)
+    assert done.exit_code == 2
+    assert "'http://proxy:80' must be HOST or HOST:PORT" in done.output
+    assert "listen" not in done.output
