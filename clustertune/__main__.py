@@ -6,10 +6,14 @@ import signal
 
 def main() -> None:
     """Run the command line; ^C ends it without a traceback, also during the imports."""
-    signal.signal(signal.SIGINT, _interrupted)
+    # a shell has the jobs of a script that run in the background ignore ^C
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if not ignored:
+        signal.signal(signal.SIGINT, _interrupted)
     from clustertune.cli import main as run
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     run(prog_name="clustertune")
 
 

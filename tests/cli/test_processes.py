@@ -67,6 +67,41 @@ def test_interrupted_in_the_first_seconds(moment: str, tmp_path: Path) -> None:
     assert (process.returncode, error) == (130, "interrupted\n")
 
 
+@pytest.mark.parametrize("moment", ["imports", "connects"])
+def test_a_job_in_the_background(moment: str, tmp_path: Path) -> None:
+    """The shell has it ignore ^C, which is for the command in the foreground."""
+    env = os.environ.copy()
+    if moment == "imports":
+        (tmp_path / "click.py").write_text(
+            "import os, sys\nsys.stdout.write('here')\nsys.stdout.flush()\n"
+            "sys.stdin.read()\nos._exit(3)\n"
+        )
+        env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        words = [*COMMAND, "check", f"tcp://{host}:{port}"]
+        with subprocess.Popen(
+            ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+        ) as process:
+            assert process.stdout is not None
+            if moment == "imports":
+                assert process.stdout.read(4) == "here"
+            else:
+                silent.settimeout(DEADLINE)
+                peer, _ = silent.accept()
+            process.send_signal(signal.SIGINT)
+            silent.close()
+            if moment == "connects":
+                peer.close()
+            process.communicate(timeout=DEADLINE)
+    assert process.returncode == 3  # the connection was lost
+
+
 @pytest.mark.parametrize(
     "words",
     [("explain",), ("run", "--list"), ("size", "--rows", "1000", "--columns", "3")],
