@@ -9,7 +9,7 @@ import asyncio
 import gc
 import sys
 from functools import partial
-from time import thread_time, time
+from time import monotonic, thread_time, time
 
 import numpy as np
 
@@ -260,7 +260,8 @@ async def scheduled(plugin, packed, measured):
         "thresholds": [(ws.name, {"spill": 0.7, "pause": 0.8}) for ws in workers],
         "parking": b"", "timeout": 1.0, "if_needed": 0.01, "fresh": 0,
     }  # fmt: skip
-    one, schedules = Schedule("one", terms, time()), plugin.schedules
+    one = Schedule("one", terms, time(), monotonic())
+    schedules = plugin.schedules
     everyone = {ws.name: ws for ws in workers}
 
     async def due():

@@ -469,7 +469,7 @@ async def _send(
         "timeout": restarting.TIMEOUT,
     }
     if dry_run:
-        plan = Waiting("", terms, view.now.time).describe(view.now.time)
+        plan = Waiting("", terms, view.now.time, 0.0).describe(view.now.time)
         return read(plan | {"state": "planned", "waits": ""}, None)
     answer = (await monitor.ask(client, "schedules", add=terms))["one"]
     if "refused" in answer:

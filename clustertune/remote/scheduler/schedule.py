@@ -24,12 +24,13 @@ ENDED = frozenset(("done", "failed", "expired", "cancelled"))
 
 @dataclass(frozen=True)
 class Moment:
-    """The state of the cluster at one moment. Times are by the scheduler's clock."""
+    """The state of the cluster at one moment. Times are by the scheduler's clocks."""
 
-    now: float
+    now: float  # epoch seconds
+    clock: float  # monotonic, because the wall clock may be set
     tasks: int  # that run
     queued: int
-    idle_since: float  # begin of the time without tasks, holds and plans
+    idle_since: float  # monotonic begin of the time without tasks, holds and plans
     holder: Mapping[str, Any] | None  # of a hold or the lease: client, label, since
 
 
@@ -54,9 +55,11 @@ class Schedule:
         nannies) and ``timeout`` (seconds, for one worker).
     now
         Epoch seconds.
+    clock
+        The same moment in monotonic seconds.
     """
 
-    def __init__(self, name: str, terms: Mapping[str, Any], now: float):
+    def __init__(self, name: str, terms: Mapping[str, Any], now: float, clock: float):
         self.name = name
         self.terms = terms
         self.made = now
@@ -66,8 +69,8 @@ class Schedule:
         self.waits = self._for_instant() if self.instants else self._for_gap(0.0)
         self.cancelled = False
         self.tries = 0
-        self.idle_from = now  # earlier idle time does not count
-        self.again = now  # not evaluated again before that time
+        self.idle_from = clock  # monotonic; earlier idle time does not count
+        self.again = clock  # monotonic; not evaluated again before that time
         self.left: list[Any] | None = None  # remaining workers of the current restart
         self.last = ""  # the result of the last gap
 
@@ -86,10 +89,10 @@ class Schedule:
         if moment.tasks or moment.queued:
             queued = f", {moment.queued:,} queued" if moment.queued else ""
             return f"not idle: {plural(moment.tasks, 'task')} running{queued}"
-        idle = moment.now - max(moment.idle_since, self.idle_from)
+        idle = moment.clock - max(moment.idle_since, self.idle_from)
         if idle < self.terms["idle_for"]:
             return self._for_gap(max(0.0, idle))
-        return self.waits if moment.now < self.again else ""
+        return self.waits if moment.clock < self.again else ""
 
     def _for_instant(self) -> str:
         return f"not before {utc_text(self.instants[0])}"
@@ -105,22 +108,24 @@ class Schedule:
         self.left, self.tries = None, 0
 
     def wait(self, reason: str, again: float = 0.0) -> None:
-        """Continue to wait; evaluate the reason again at a given time."""
+        """Continue to wait; evaluate the reason again at a monotonic time."""
         self.state, self.waits = "waiting", reason
         self.again = max(self.again, again)
 
     def end(self, state: str, now: float) -> None:
         self.state, self.waits, self.ended_at = state, "", now
 
-    def settle(self, outcome: str, problem: str, now: float, again: float) -> None:
-        """Change the state after an attempt; ``again``: of refused workers."""
+    def settle(
+        self, outcome: str, problem: str, now: float, clock: float, pause: float = 0.0
+    ) -> None:
+        """Change the state after an attempt; ``pause``: for refused workers."""
         if outcome in ("done", "not needed"):
             self._end_instant(now)
         elif outcome == "partly":
-            self.wait(problem, again)
+            self.wait(problem, clock + pause)
         elif outcome in ("failed", "interrupted"):
             self.tries += outcome == "failed"
-            self.idle_from = now  # the next gap begins now
+            self.idle_from = clock  # the next gap begins now
             self.wait(self._for_gap(0.0))
         else:
             self.end("failed" if outcome == "lost" else outcome, now)

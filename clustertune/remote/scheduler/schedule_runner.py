@@ -56,7 +56,7 @@ class ScheduleRunner:
         #: schedules of the scheduler's configuration that could not be added yet
         self.refused: dict[str, Schedule] = {}
         self.task: asyncio.Task[None] | None = None
-        self.idle_since = time()
+        self.idle_since = monotonic()
         self.seen = -1  # transitions of tasks
         self.again, self.pause = RETRY, PAUSE
         self.max_waiting, self.max_ended = MAX_WAITING, MAX_ENDED
@@ -77,16 +77,16 @@ class ScheduleRunner:
             text = f"{self.max_waiting} restarts wait already: cancel some of them"
             return {"refused": text}
         now, name = time(), uuid4().hex[:6]
-        self.kept[name] = Schedule(name, terms, now)
+        self.kept[name] = Schedule(name, terms, now, monotonic())
         self._log(self.kept[name], "made")
         if self.task is None or self.task.done():
-            self.idle_since, self.seen = now, -1
+            self.idle_since, self.seen = monotonic(), -1
             self.task = asyncio.ensure_future(self._watch())
         return self.kept[name].describe(now)
 
     def refuse(self, name: str, terms: Mapping[str, Any], problem: str) -> bool:
         """List a schedule of the configuration; return whether the problem is new."""
-        schedule = Schedule(name, terms, time())
+        schedule = Schedule(name, terms, time(), monotonic())
         schedule.state = "refused"
         schedule.waits = problem[:MAX_TEXT]
         known = self.refused.get(name)
@@ -144,15 +144,15 @@ class ScheduleRunner:
 
     def _moment(self) -> Moment:
         """Return the current state; earlier tasks and holds count as work."""
-        scheduler, now = self.scheduler, time()
+        scheduler, clock = self.scheduler, monotonic()
         tasks = sum(begun_tasks(ws) for ws in scheduler.workers.values())
         queued = len(scheduler.queued) if scheduler.running else 0
         holder = self.plugin.lease.in_use()
         worked = scheduler.transition_counter != self.seen
         if tasks or queued or worked or holder is not None:
-            self.idle_since = now
+            self.idle_since = clock
         self.seen = scheduler.transition_counter
-        return Moment(now, tasks, queued, self.idle_since, holder)
+        return Moment(time(), clock, tasks, queued, self.idle_since, holder)
 
     async def _check(self, schedule: Schedule) -> None:
         moment = self._moment()
@@ -169,7 +169,7 @@ class ScheduleRunner:
                 "an earlier restart has left keys on a parking worker: `clustertune "
                 "restart` brings them back"
             )
-            schedule.wait(text, moment.now + self.again)
+            schedule.wait(text, moment.clock + self.again)
             return
         workers, refused = self._due(schedule)
         if workers:
@@ -177,10 +177,10 @@ class ScheduleRunner:
         elif schedule.left is not None:
             self._note(schedule, "done", "the remaining workers are gone")
         else:
-            self._wait_for_workers(schedule, refused, moment.now)
+            self._wait_for_workers(schedule, refused, moment.clock)
 
     def _wait_for_workers(
-        self, schedule: Schedule, refused: Mapping[Any, str], now: float
+        self, schedule: Schedule, refused: Mapping[Any, str], clock: float
     ) -> None:
         text = _texts(refused) or "none of its workers is on the cluster"
         if needless := schedule.terms["if_needed"] is not None and not refused:
@@ -188,7 +188,7 @@ class ScheduleRunner:
         if needless and schedule.instants:  # the next instant is another chance
             self._note(schedule, "not needed", text)
         else:
-            schedule.wait(text, now + self.again)
+            schedule.wait(text, clock + self.again)
 
     # --- workers ----------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class ScheduleRunner:
         workers = await self._ordered(workers)
         left = schedule.left = [*workers]
         self._log(schedule, "began")
-        began = time()
+        began = monotonic()
         turns: list[dict[str, Any]] = []
         for id, worker in workers.items():
             if turns:
@@ -388,7 +388,7 @@ class ScheduleRunner:
         repeated = outcome == "partly" and not result["restarted"]
         if not repeated and (turns or outcome not in ("cancelled", "expired")):
             schedule.last = result_text(result)
-        schedule.settle(outcome, result["problem"], now, now + self.again)
+        schedule.settle(outcome, result["problem"], now, monotonic(), self.again)
         if not repeated:
             self._log(schedule, outcome, result)
         if turns:

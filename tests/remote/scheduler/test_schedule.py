@@ -20,7 +20,7 @@ def schedule(**terms: Any) -> Schedule:
     """Return a schedule that was made at time 0."""
     given = {"idle_for": IDLE, "instants": [], "expires": 1000.0}
     given |= {"owner": "me", "reason": None, "if_needed": None, "workers": None}
-    return Schedule("name", given | terms, 0.0)
+    return Schedule("name", given | terms, 0.0, 0.0)
 
 
 HOLDER = {"label": "x", "client": "c", "since": 9.0}
@@ -28,7 +28,7 @@ HOLDER = {"label": "x", "client": "c", "since": 9.0}
 
 def moment(now: float, **others: Any) -> Moment:
     what = {"tasks": 0, "queued": 0, "idle_since": -100.0, "holder": None}
-    return Moment(now=now, **(what | others))
+    return Moment(now=now, clock=now, **(what | others))
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ def test_instants() -> None:
     assert it.waits == it.obstacle(moment(99)) == first
     assert it.obstacle(moment(101, tasks=1)).startswith("not idle")
     assert it.obstacle(moment(150)) == ""
-    it.settle("done", "", 150, 0.0)
+    it.settle("done", "", 150, 150)
     assert it.waits == "not before 1970-01-01T00:03:20Z"
-    it.settle("done", "", 250, 0.0)  # one gap is enough for two of them
+    it.settle("done", "", 250, 250)  # one gap is enough for two of them
     assert (it.state, list(it.instants)) == ("waiting", [400.0])
-    it.settle("done", "", 450, 0.0)
+    it.settle("done", "", 450, 450)
     assert it.state == "done"
 
 
@@ -68,7 +68,7 @@ def test_what_has_begun_needs_no_instant() -> None:
     it = schedule(instants=[100.0, 500.0])
     it.instants.popleft()
     it.left = ["b"]
-    it.settle("interrupted", "", 150.0, 0.0)
+    it.settle("interrupted", "", 150.0, 150.0)
     assert it.obstacle(moment(170)) == "idle for 20 s of 30 s"
     assert it.obstacle(moment(181)) == ""
 
@@ -87,7 +87,7 @@ def test_a_time_that_comes_before_the_rest_is_done() -> None:
 def test_without_instants_it_is_done_once() -> None:
     """Without times it ends after one restart."""
     it = schedule()
-    it.settle("done", "", 50.0, 0.0)
+    it.settle("done", "", 50.0, 50.0)
     assert it.ended
 
 
@@ -95,11 +95,11 @@ def test_failures() -> None:
     """It stops after three failures, and waits for another gap between them."""
     it = schedule()
     for n in range(1, MAX_FAILURES):
-        it.settle("failed", "", 100.0 * n, 0.0)
+        it.settle("failed", "", 100.0 * n, 100.0 * n)
         assert it.state == "waiting"
         idle = it.obstacle(moment(100.0 * n + 5))
         assert idle == "idle for 5 s of 30 s"
-    it.settle("failed", "", 300.0, 0.0)
+    it.settle("failed", "", 300.0, 300.0)
     assert it.state == "failed"
 
 
