@@ -146,16 +146,16 @@ class NannyWatch:
         return task.result()
 
 
-async def end_process(scheduler: Any, address: str, seconds: float) -> str:
+async def end_process(scheduler: Any, address: str) -> str:
     """Have a nanny restart its worker; return its answer, or the error.
 
-    Dask removes a worker whose nanny does not answer.
+    Dask removes a worker whose nanny does not answer in time, and its nanny ends with
+    it. So the caller's time does not limit this request.
     """
     try:
         found = await scheduler.restart_workers(
             [address],
-            # for the end of the process only
-            timeout=min(seconds, NANNY_TIMEOUT),
+            timeout=NANNY_TIMEOUT,  # for the end of the process only
             # Dask counts workers, and other workers may leave or join meanwhile
             wait_for_workers=False,
             on_error="return",

@@ -225,6 +225,8 @@ class WorkerRestart:
                         await self._change_size(worker.nanny)
                     await self._refuse_silent_nanny(worker)
                     await self._empty(worker)  # keys may have arrived meanwhile
+                    if self._is_registered(worker):
+                        self._refuse_late(worker)  # also without keys
         except BaseException as error:
             # also if the job is cancelled: no change of state may remain
             self.doing = "undoing what it has begun"
@@ -435,9 +437,10 @@ class WorkerRestart:
     def _refuse_late(self, worker: Any) -> None:
         if self.stopped:
             raise Refused("stopped")
-        keys = len(worker.has_what)
-        if keys and monotonic() > self.end:
-            raise Refused(f"{keys} keys were still there after {self.timeout:.0f} s")
+        if monotonic() > self.end:
+            keys = len(worker.has_what)
+            left = f"{keys} keys were still there" if keys else "its process still ran"
+            raise Refused(f"{left} after {self.timeout:.0f} s")
 
     # --- the new process --------------------------------------------------------------
 
@@ -463,8 +466,7 @@ class WorkerRestart:
             if away:
                 self.restarted_at = monotonic()
             if away and self._is_registered(old):
-                seconds = max(0.0, end - self.restarted_at)
-                answer = await end_process(self.scheduler, old.address, seconds)
+                answer = await end_process(self.scheduler, old.address)
             if await self._returns(who, end):
                 return ""
         # OK is the nanny's answer about the old process, not about the new one

@@ -1,0 +1,45 @@
+"""A restart at the end of its time: nothing is lost, and the report is true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import Nanny, Status
+
+from clustertune.remote.scheduler.mover import ManagerHold
+from clustertune.remote.scheduler.restart import WorkerRestart
+from clustertune.remote.scheduler.state import identity
+from tests.in_process import gen_cluster
+from tests.processes import soon
+
+TWO: dict[str, Any] = {"client": True, "nthreads": [("127.0.0.1", 1)] * 2}
+LIMIT = {"memory_limit": "1 GiB"}
+
+
+@gen_cluster(Worker=Nanny, worker_kwargs=LIMIT, **TWO)
+async def test_a_worker_without_keys(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Dask would close the worker and its nanny if no time is left."""
+    first, other = a.worker_address, b.worker_address
+    pid = a.pid
+    work = WorkerRestart(s, ManagerHold(s), first, {}, {other: 0}, 1, 0)
+    assert await work.run() == "its process still ran after 0 s"
+    assert work.state()["unchanged"]
+    assert (a.status, a.pid) == (Status.running, pid)
+    assert s.workers[first].status is Status.running
+    assert await c.submit(int, 3, workers=[first]) == 3
+
+
+@gen_cluster(Worker=Nanny, worker_kwargs=LIMIT, **TWO)
+async def test_the_end_of_a_process_has_its_own_time(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """A process that began to end comes back, although the caller's time is over."""
+    first, other = a.worker_address, b.worker_address
+    pid = a.pid
+    work = WorkerRestart(s, ManagerHold(s), first, {}, {other: 0}, 1, 0)
+    work.process = s.workers[first]
+    problem = await work._restart(identity(work.process), work.end)
+    assert "did not come back within 0 s (its nanny has ended it)" in problem
+    await soon(lambda: len(s.running) == 2)
+    assert a.status is Status.running
+    assert a.pid != pid
