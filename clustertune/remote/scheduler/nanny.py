@@ -384,7 +384,9 @@ class Parking:
         if alone:
             return f"{where}: restart again once its worker runs, to bring them back"
         if self.nanny:
-            await self._act(self.nanny, "end", GRACE, at_once=at_once)
+            _, why = await self._act(self.nanny, "end", GRACE, at_once=at_once)
+            if why:
+                logger.warning("clustertune: a former process may stay: %s", why)
         await self.scheduler.remove_worker(
             self.worker.address,
             stimulus_id=f"clustertune-unpark-{time()}",

@@ -227,8 +227,8 @@ class DataDrop:
         end = monotonic() + self.timeout
         self.began = True
         bound = await self._end_processes(workers)
-        for nanny in nannies:  # a former process may not end by itself
-            await call(self.scheduler, nanny, self.parking, {"what": "end"}, GRACE)
+        # a former process may not end by itself
+        await asyncio.gather(*map(self._end_former, nannies))
         watches = {n: NannyWatch(self.scheduler, str(n)) for n, _ in before}
         while missing := before - self._running(workers):
             silent = await asyncio.gather(*(watches[n].is_silent() for n, _ in missing))
@@ -238,6 +238,13 @@ class DataDrop:
             await asyncio.sleep(POLL_INTERVAL)
         await self._follow(bound)
         return ""
+
+    async def _end_former(self, nanny: str) -> None:
+        wanted = {"what": "end", "at_once": True}
+        _, why = await call(self.scheduler, nanny, self.parking, wanted, GRACE)
+        if why:
+            text = "clustertune: the nanny %s did not end a former process: %s"
+            logger.warning(text, nanny, why)
 
     def _running(self, former: Collection[Any]) -> set[Any]:
         """Return the identities of new processes that run."""

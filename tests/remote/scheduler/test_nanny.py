@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pickle
+import signal
 from typing import Any
 
 import numpy as np
+import psutil
 from distributed import LocalCluster, Nanny, Worker
 from distributed.core import Status
 from distributed.utils_test import captured_logger
@@ -15,6 +18,7 @@ from distributed.utils_test import captured_logger
 from clustertune.remote import ship
 from clustertune.remote.scheduler import nanny as calls
 from clustertune.remote.scheduler.nanny import MARK, Parking, expecting, set_status
+from clustertune.remote.scheduler.release import DataDrop
 from clustertune.remote.worker import park
 from clustertune.remote.worker.process import SECOND
 from tests.in_process import gen_cluster, gen_test
@@ -100,6 +104,22 @@ async def test_a_former_process_that_ends_as_its_nanny_closes(
         asyncio.get_running_loop().call_soon(former.on_exit, 0)
         await closing
     assert log.getvalue() == ""
+
+
+@gen_cluster(**ONE)
+async def test_a_drop_ends_a_former_process(c: Any, s: Any, nanny: Any) -> None:
+    """Its nanny ends it, because a frozen process does not end by itself."""
+    former = psutil.Process(nanny.pid)
+    await replaced(s)
+    assert nanny.pid != former.pid
+    os.kill(former.pid, signal.SIGSTOP)
+    drop = DataDrop(s, c.id, False, None, 1, 60, ship.pickled(park.act))
+    with captured_logger("distributed.clustertune", level=logging.WARNING) as log:
+        assert await drop.run() == ""
+    assert log.getvalue() == ""
+    await soon(lambda: not former.is_running(), 60)
+    await soon(lambda: SECOND not in nanny.plugins)
+    assert [ws.name for ws in s.workers.values()] == [nanny.name]
 
 
 async def lose_answer(dask_worker: Any, what: str, **arguments: Any) -> bytes:
