@@ -267,6 +267,7 @@ class RunningCall:
         try:
             await within(work, self.call.timeout, once=True)
         except BaseException as error:
+            self.journal.note_losses(self.cluster.lost)
             ours = await asyncio.shield(self._explained(error))
             text = error_text(ours)
             await asyncio.shield(self.cluster.put_bounds_back())
@@ -275,7 +276,6 @@ class RunningCall:
                 _add_place(ours, place)
             else:
                 self.cluster.data.drop_made()
-            self.journal.note_losses(self.cluster.lost)
             self.journal.stop()
             # the caller sees an error itself, with what was done until then
             shown = not isinstance(ours, Exception)
@@ -293,8 +293,8 @@ class RunningCall:
             causes = await stuck_workers(self.call.client, self.call.timeout)
             texts = [f"{f.message}. {f.remedy}".rstrip(".") for f in causes]
             advice = "; ".join(["Give a longer timeout", *texts])
-            what, lost = "The report lists what was done", self.cluster.lost
-            if lost is not None and not any(map(any, lost.values())):
+            what, coming = "The report lists what was done", self.journal.losses
+            if self.journal.lost == 0 and not coming:  # none is computed again
                 what = (
                     "Data that was in memory before, and was not released, is "
                     "complete; the report lists what was done"

@@ -233,9 +233,11 @@ def _restarted(
 
 async def drop(lease: Lease, drop: Drop, notify: Notify) -> Result:
     """Restart workers at once; cancelled while it waits, it loses nothing."""
-    state = await lease.job(
+    ended: list[dict[str, Any]] = []
+    job = lease.job(
         "restart",
         lambda state: notify(str(state["doing"]), None),
+        ended,
         drop={
             "owner": lease.client.id,
             "others": drop.include_other_clients,
@@ -245,15 +247,29 @@ async def drop(lease: Lease, drop: Drop, notify: Notify) -> Result:
             "timeout": JOB_SHARE * max(0.0, lease.remaining()),
         },
     )
+    try:
+        return _dropped(drop, await job)
+    except BaseException as error:
+        if ended:
+            attach_result(error, _dropped(drop, ended[0]))
+        raise
+
+
+def _dropped(drop: Drop, state: Mapping[str, Any]) -> Result:
+    """Return the result of a restart without data from the last state of its job."""
+    # The keys were counted before the restart. They are lost once it has begun.
+    began = state["began"]
+    if not state["finished"]:
+        continues = f"the scheduler continues after this call: {state['doing']}"
+        lost = state["keys"] if began else None
+        return Result(nbytes=0, not_done=continues, count=None, lost=lost)
     if state["error"]:
-        # The keys were counted before the restart. They are lost once it has begun.
-        unchanged = not state["began"]
         return Result(
             nbytes=0,
             not_done=printable(state["error"], longest=500),
-            count=0 if unchanged else None,
-            lost=0 if unchanged else state["keys"],
-            unchanged=unchanged,
+            count=None if began else 0,
+            lost=state["keys"] if began else 0,
+            unchanged=not began,
         )
     details = f"{plural(state['keys'], 'key')} ({bytes_text(state['nbytes'])}) dropped"
     if cancelled := state["cancelled"]:

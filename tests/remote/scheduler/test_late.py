@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from distributed import Nanny, Status
+from distributed.nanny import WorkerProcess
 
+import clustertune
+from clustertune.errors import TimedOutError
 from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.scheduler.state import identity
@@ -43,3 +47,36 @@ async def test_the_end_of_a_process_has_its_own_time(
     await soon(lambda: len(s.running) == 2)
     assert a.status is Status.running
     assert a.pid != pid
+
+
+@pytest.mark.parametrize("all_end", [True, False])
+def test_a_drop_that_takes_too_long(
+    all_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error and the report of the time limit have the dropped keys."""
+
+    @gen_cluster(Worker=Nanny, worker_kwargs=LIMIT, **TWO)
+    async def test(c: Any, s: Any, a: Any, b: Any) -> None:
+        async def kill(process: Any, *_: Any, **options: Any) -> None:
+            """Kill the process after the time limit of the call."""
+            jobs = s.plugins["clustertune"].jobs.kept.values()
+            await soon(lambda: all(job.work.stopped for job in jobs))
+            await original(process, *_, **options)
+
+        original = WorkerProcess.kill
+        monkeypatch.setattr(WorkerProcess, "kill", kill)
+        workers = [a.worker_address, b.worker_address]
+        dropped = await c.scatter([1, 2, 3], workers=workers[:1], hash=False)
+        with pytest.raises(TimedOutError) as caught:
+            await clustertune.restart_workers(
+                c,
+                workers=None if all_end else workers[:1],
+                drop_data=True,
+                timeout="8s",
+            )
+        assert "is complete" not in str(caught.value)
+        assert [step.lost for step in caught.value.report.steps] == [3]
+        await soon(lambda: len(s.running) == 2)
+        del dropped
+
+    test()
