@@ -331,6 +331,9 @@ class UnsendableKeys:
         self.dropped = 0  # that no client and no task needed
         self.recomputed = 0
 
+    def state(self) -> dict[str, int]:
+        return {"dropped": self.dropped, "recomputed": self.recomputed}
+
     async def find(
         self, worker: Any, keys: Iterable[Any] | None = None, *, ending: bool = False
     ) -> None:

@@ -53,6 +53,7 @@ PROGRESS = 2**20  # bytes that arrive on a host: more than its heartbeats are
 MAX_TIMES = 4  # bytes on a host that count as progress, in times of those in flight
 END_INTERVAL = 0.1  # seconds between two looks whether a move has to end
 RETRY = 5.0  # seconds after which a replica that did not arrive is requested again
+BLOCKED = "another move of the scheduler, such as a retirement, did not end"
 GAP = 15.0  # seconds between two runs from which on the scheduler was suspended
 
 
@@ -183,6 +184,7 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         self.total = total
         self.done = 0
         self.nbytes = 0  # transferred bytes
+        self.blocked_since: float | None = None  # it waits for Dask's own moves
         self.stopped = False  # True: copies in flight arrive, no more are sent
         self.sending = True
         self.began = self.last_progress = self.last_run = monotonic()
@@ -211,6 +213,11 @@ class MovePolicy(ActiveMemoryManagerPolicy):
     def has_sent(self) -> bool:
         """Whether keys are in flight."""
         return bool(self.requested) or self.sender is not None
+
+    def is_blocked(self, end: float, seconds: float) -> bool:
+        """Whether it waits for Dask's moves after ``end``, and for these seconds."""
+        start = self.blocked_since
+        return start is not None and monotonic() > max(end, start + seconds)
 
     def run(self) -> Generator[Any, Any, None]:
         """Run one cycle: handle arrived keys, then request copies that fit."""
@@ -494,8 +501,9 @@ async def _move(
     scheduler: Any, manager: Mover, policy: MovePolicy, hold: ManagerHold
 ) -> None:
     while policy.open:
-        started = monotonic()
+        started = policy.blocked_since = monotonic()
         async with hold.epoch():
+            policy.blocked_since = None
             # the wait for the lock is no stall; an epoch without progress is one, so
             # that a blocked move does not begin epochs without end
             policy.last_progress += monotonic() - started
@@ -536,6 +544,8 @@ async def move_until(
                 policy.stopped = True
                 if not policy.has_sent:  # it may wait for Dask's own moves
                     moving.cancel()
+                    if policy.blocked_since is not None and policy.waiting:
+                        policy.left[BLOCKED] = policy.waiting
     finally:
         moving.cancel()
         await asyncio.gather(moving, return_exceptions=True)

@@ -36,7 +36,6 @@ from clustertune.remote.scheduler.evacuation import (
 from clustertune.remote.scheduler.mover import (
     ManagerHold,
     MovePolicy,
-    move_keys,
     move_until,
     reasons,
 )
@@ -129,6 +128,7 @@ class WorkerRestart:
         self.turn = turn or asyncio.Lock()
         self.end_tasks = end_tasks
         self.ended_tasks = 0
+        self.not_undone = ""  # what a refused restart has left changed
         self.resizing = None if resizing is None else Resizing(scheduler, resizing)
         self.end = monotonic() + timeout
         self.stopped = False
@@ -162,10 +162,7 @@ class WorkerRestart:
             "lost": self.lost,
             "again": self.recomputed,
             "ended_tasks": self.ended_tasks,
-            "unsendable": {
-                "dropped": self.unsendable.dropped,
-                "recomputed": self.unsendable.recomputed,
-            },
+            "unsendable": self.unsendable.state(),
             "ended": sorted(self.held.ended),
             "address": self.new_address,
             "direct": self._keeps_keys(self.old_process),
@@ -176,7 +173,7 @@ class WorkerRestart:
 
     def _is_unchanged(self) -> bool:
         """Whether nothing was changed, or all changes were undone."""
-        if self.lost is None:
+        if self.lost is None or self.not_undone:
             return False
         # an address does not identify a process, because the port may be fixed
         old = self.old_process
@@ -194,7 +191,6 @@ class WorkerRestart:
             return f"{self.address} has left"
         self.process = self.old_process = worker
         self.end = monotonic() + self.timeout
-        problem = left = ""
         try:
             problem = await self._run(worker)
         finally:
@@ -232,9 +228,9 @@ class WorkerRestart:
             self.doing = "undoing what it has begun"
             if self.resizing is not None:
                 await self.resizing.undo(worker.nanny)
-            await self._undo(worker, who)
+            self.not_undone = await self._undo(worker, who)
             if isinstance(error, Refused):
-                return str(error)
+                return "; ".join(filter(None, [str(error), self.not_undone]))
             raise
         if self.retire:
             self.doing = "closing"
@@ -248,15 +244,17 @@ class WorkerRestart:
         self.doing = "moving its keys to its new process"
         return "; ".join(filter(None, [note, await self._bring_back(who)]))
 
-    async def _undo(self, worker: Any, who: Any = None) -> None:
+    async def _undo(self, worker: Any, who: Any = None) -> str:
+        """Undo the changes; return the keys that are not back, or ""."""
         if self.parking.worker is not None and not self.parking.is_open():
             await wait_for_end(self.scheduler, worker)
         if self._is_registered(worker) and not self._keeps_keys(worker):
             if worker.status is Status.closing_gracefully:
                 set_status(self.scheduler, worker, self.own_status)
-            await self._bring_home(self.address)
-        elif self.parking.is_open() and await self._returns(who, self._undo_end()):
-            await self._bring_back(who)
+            return await self._bring_home(self.address)
+        if self.parking.is_open() and await self._returns(who, self._undo_end()):
+            return await self._bring_back(who)
+        return ""
 
     def _undo_end(self) -> float:
         """Return the deadline for undoing, which may be after the caller's."""
@@ -455,8 +453,8 @@ class WorkerRestart:
         )
         if self.address in closed:
             return ""
-        await self._undo(worker)
-        return "the scheduler did not close it"
+        self.not_undone = left = await self._undo(worker)
+        return "; ".join(filter(None, ["the scheduler did not close it", left]))
 
     async def _restart(self, who: Any, end: float) -> str:
         """Have the nanny end the process, and wait for the next one."""
@@ -558,15 +556,19 @@ class WorkerRestart:
             limits = {self.process.address: most} if back else self.process_limits
             wanted = await self.evacuation.away_from_parking(limits, staying)
             policy = MovePolicy(wanted, limits, ())  # the replicas there end with it
-            await move_keys(self.scheduler, policy, self.hold)
-            self.nbytes += policy.nbytes
+            await self._move_back(policy)
             moved = alone - self.parking.alone(lost)
             if moved and not back:
                 texts = [f"{plural(moved, 'key')} moved to other workers"]
-        texts += [
-            await self.parking.close(str(self.unsendable), lost, at_once=self.end_tasks)
-        ]
+        why, at_once = str(self.unsendable), self.end_tasks
+        texts.append(await self.parking.close(why, lost, at_once=at_once))
         return "; ".join(filter(None, texts))
+
+    async def _move_back(self, policy: MovePolicy) -> None:
+        """Move keys while that makes progress; the wait for Dask's moves is limited."""
+        over = partial(policy.is_blocked, self.end, GRACE)
+        await move_until(self.scheduler, policy, self.hold, over)
+        self.nbytes += policy.nbytes
 
     async def _bring_home(self, address: str) -> str:
         """Move existing keys back; copy the keys that had other replicas."""
@@ -584,8 +586,7 @@ class WorkerRestart:
         for wanted, sources in ((moved, all_others), (copied, ())):
             process_limits = {address: most} if most else {}
             policy = MovePolicy(wanted, process_limits, sources, (address,))
-            await move_keys(self.scheduler, policy, self.hold)  # ends without progress
-            self.nbytes += policy.nbytes
+            await self._move_back(policy)
             left += policy.left
             if policy.unsent and self.parking.is_open():
                 await self.unsendable.find(self.parking.worker, policy.unsent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from distributed.nanny import WorkerProcess
 import clustertune
 from clustertune.errors import TimedOutError
 from clustertune.remote.scheduler.mover import ManagerHold
+from clustertune.remote.scheduler.nanny import Refused
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.scheduler.state import identity
 from tests.in_process import gen_cluster
 from tests.processes import soon
+from tests.remote.scheduler.test_mover import bound, freeze
 
 TWO: dict[str, Any] = {"client": True, "nthreads": [("127.0.0.1", 1)] * 2}
 LIMIT = {"memory_limit": "1 GiB"}
@@ -80,3 +83,50 @@ def test_a_drop_that_takes_too_long(
         del dropped
 
     test()
+
+
+@gen_cluster(**TWO)
+async def test_keys_that_do_not_return(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal after the keys have moved names the keys that are not back."""
+    kept = await c.scatter([1, 2, 3], workers=[a.address], hash=False)
+    work = WorkerRestart(s, ManagerHold(s), a.address, {}, {b.address: 0}, 1, 60, True)
+    silent = work._refuse_silent_nanny
+
+    async def refuse(worker: Any) -> None:
+        """Refuse once the keys have moved; a frozen worker takes no keys back."""
+        if not work.held:
+            return await silent(worker)
+        await freeze(s, a, 60)
+        bound(monkeypatch, "STALL_TIMEOUT", 0.5)
+        raise Refused("its nanny does not answer")
+
+    work._refuse_silent_nanny = refuse  # type: ignore[method-assign]
+    problem = await work.run()
+    assert problem == (
+        "its nanny does not answer; 3 keys are still on other workers "
+        f"(3 keys: {a.address} sends no heartbeats)"
+    )
+    assert work.state()["unchanged"] is False
+    assert work.lost == 0
+    assert await c.gather(kept) == [1, 2, 3]
+
+
+@gen_cluster(**TWO)
+async def test_keys_return_after_moves_of_dask(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for a move that does not end is limited, and reported."""
+    kept = await c.scatter([1, 2, 3], workers=[b.address], hash=False)
+    work = WorkerRestart(s, ManagerHold(s), a.address, {}, {b.address: 0}, 1, 0)
+    work.held.note_away({future.key: b.address for future in kept})
+    monkeypatch.setitem(WorkerRestart._bring_home.__globals__, "GRACE", 0.5)
+    async with s._replica_lock(("test", object())):
+        returning = asyncio.ensure_future(work._bring_home(a.address))
+        await asyncio.wait([returning], timeout=20)
+        assert returning.done()
+    assert "3 keys are still on other workers (3 keys: another move" in await returning
+    assert await work._bring_home(a.address) == ""
+    assert {ts.key for ts in s.workers[a.address].has_what} == {f.key for f in kept}
+    assert await c.gather(kept) == [1, 2, 3]
