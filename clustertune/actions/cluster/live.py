@@ -247,9 +247,11 @@ class LiveCluster:
 
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
         """Change the bounds of adaptive scaling; keep the previous ones."""
-        result, was = await on_workers.adapt(self.client, bounds)
-        self._bounds = self._bounds or was
-        return result
+
+        def note(was: on_workers.Former) -> None:
+            self._bounds = self._bounds or was
+
+        return await on_workers.adapt(self.client, bounds, note)
 
     async def restart(self, args: WorkerEnd, notify: Notify) -> Result:
         """Have the scheduler plugin restart a worker; a cancelled restart is undone."""

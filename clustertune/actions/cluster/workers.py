@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from distributed import Client
 
-from clustertune.actions.cluster.lease import Lease
+from clustertune.actions.cluster.lease import LANDING, Lease
 from clustertune.core import arguments
 from clustertune.core.model import (
     Bounds,
@@ -98,15 +98,26 @@ async def _there(client: Client) -> int:
     return _to_stay(identity["workers"])
 
 
-async def adapt(client: Client, bounds: Bounds) -> tuple[Result, Former | None]:
-    """Change the bounds of adaptive scaling; return the previous ones, too."""
+async def adapt(
+    client: Client, bounds: Bounds, note: Callable[[Former], None]
+) -> Result:
+    """Change the bounds of adaptive scaling.
+
+    ``note`` gets the previous ones before the change. A cancelled change ends first:
+    a thread cannot be cancelled, and would replace the bounds that are put back.
+    """
     adapter = managers.find(client.cluster)
     was = await adapter.bounds()
     if not isinstance(was, tuple):
         kind = type(client.cluster).__name__
-        return Result(not_done=f"{kind} does not scale adaptively"), None
-    await adapter.adapt(bounds.minimum, bounds.maximum)
-    return Result(nbytes=0, details=_bounds_text(*was)), was
+        return Result(not_done=f"{kind} does not scale adaptively")
+    note(was)
+    change = asyncio.ensure_future(adapter.adapt(bounds.minimum, bounds.maximum))
+    try:
+        await asyncio.shield(change)
+    finally:
+        await asyncio.wait([change], timeout=LANDING)
+    return Result(nbytes=0, details=_bounds_text(*was))
 
 
 async def put_bounds_back(client: Client, was: Former) -> None:
