@@ -167,7 +167,8 @@ def test_a_schedule_without_times_for_now(
     async def begin(dask_scheduler: Any) -> None:
         with dask.config.set({"clustertune.schedules": [yearly]}):
             await preload.dask_setup(dask_scheduler)
-        monkeypatch.setattr(preload, "MAX_EXPIRES", 10.0)  # like a later moment
+        # like a later moment; this function has a copy of the fixture
+        preload.MAX_EXPIRES = 10.0
 
     async def end(dask_scheduler: Any) -> None:
         await preload.dask_teardown(dask_scheduler)
@@ -183,10 +184,11 @@ def test_a_schedule_without_times_for_now(
             it.cancel()
         with pytest.raises(LookupError, match="'absent'; none waits"):
             replace(it, id="absent").cancel()
-        monkeypatch.setattr(preload, "MAX_EXPIRES", longest)
+        preload.MAX_EXPIRES = longest
         (made,) = until(lambda: waiting(client))
         assert len(made.instants) == 1
     finally:
+        preload.MAX_EXPIRES = longest
         client.run_on_scheduler(end)
 
 
