@@ -163,12 +163,12 @@ def test_a_schedule_without_times_for_now(
     day = datetime.now(timezone.utc) + timedelta(days=100)
     yearly = {"cron": f"0 0 {day.day} {day.month} *", "tz": "UTC", "expires": "2 days"}
     longest = preload.MAX_EXPIRES
+    monkeypatch.setattr(preload, "MAX_EXPIRES", longest)  # restored at the end
 
     async def begin(dask_scheduler: Any) -> None:
         with dask.config.set({"clustertune.schedules": [yearly]}):
             await preload.dask_setup(dask_scheduler)
-        # like a later moment; this function has a copy of the fixture
-        preload.MAX_EXPIRES = 10.0
+        preload.MAX_EXPIRES = 10.0  # like a later moment
 
     async def end(dask_scheduler: Any) -> None:
         await preload.dask_teardown(dask_scheduler)
@@ -188,7 +188,6 @@ def test_a_schedule_without_times_for_now(
         (made,) = until(lambda: waiting(client))
         assert len(made.instants) == 1
     finally:
-        preload.MAX_EXPIRES = longest
         client.run_on_scheduler(end)
 
 

@@ -46,7 +46,7 @@ from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.operations.check import check
 from clustertune.remote import ship
-from clustertune.remote.ending import end_tasks
+from clustertune.remote.ending import end_tasks, within
 
 # --- on the dashboard -----------------------------------------------------------------
 
@@ -151,7 +151,7 @@ def page_url(link: str, path: str) -> str:
 
 logger = logging.getLogger("clustertune")
 
-CONNECT = 10.0  # seconds
+CONNECT = 10.0  # seconds in which the scheduler accepts a connection, or answers
 RETRY_INTERVAL = 2.0  # seconds between two attempts to reach a lost scheduler
 INTERVAL = 0.5  # seconds between two states
 
@@ -192,11 +192,19 @@ class Source:
             while True:
                 await self.wanted.wait()
                 self.wanted.clear()
-                self.state = await monitor.ask(client, "page")
+                self.state = await self._ask(client)
                 self.answered = time()
                 await asyncio.sleep(INTERVAL)
         finally:
             await client.close()
+
+    async def _ask(self, client: Client) -> State:
+        try:
+            state: State = await within(monitor.ask(client, "page"), CONNECT)
+        except asyncio.TimeoutError:
+            limit = seconds_text(CONNECT)
+            raise ConnectionLostError(f"no answer within {limit}") from None
+        return state
 
     async def _check(self, client: Client) -> None:
         try:
