@@ -52,6 +52,7 @@ FREE = 3.0  # seconds in which training tasks end after they were cancelled
 LEAVE = 30.0
 REASON = 35.0  # seconds until it is known whether a worker returns
 ANSWER = 5.0  # seconds for an answer of a worker
+TRIES = 5  # times that a fit is ended after its library has returned
 #: reasons by how a member that did not end is lost
 NO_ANSWER = {
     "silent": "it does not answer",
@@ -155,11 +156,16 @@ class FitWatch:
     async def close(self) -> None:
         """End a fit that has lost a worker, and free its workers, if that is not done.
 
-        The library may have raised its error before the watch noticed the loss.
+        The library may have raised its error before the watch noticed the loss. Another
+        worker may be lost while the loss of the first one is handled.
         """
         self._finished.set()
         try:
-            if (await self._news()).get("lost"):
+            for _ in range(TRIES):
+                await self._news()
+                is_ending = self._ending is not None and not self._ending.done()
+                if not (is_ending or self._new_losses()):
+                    break
                 await self._end_once()
         except (ClustertuneError, OSError) as error:
             _may_still_train(error)

@@ -277,7 +277,7 @@ def _inject(
         cluster.watch.retire_workers(targets)
         return
     if case.kind == "fill memory":
-        cluster.watch.run(_fill, workers=targets, wait=False)
+        cluster.watch.run(_begin_to_fill, workers=targets)
         return
     frozen = FROZEN.get(case.kind)
     for address in targets:
@@ -290,6 +290,10 @@ def _inject(
         for address in targets:
             with suppress(ProcessLookupError):  # it was restarted
                 os.kill(pids[address], signal.SIGCONT)
+
+
+def _begin_to_fill() -> None:
+    threading.Thread(target=_fill, daemon=True).start()
 
 
 def _fill() -> None:

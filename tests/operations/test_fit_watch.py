@@ -150,6 +150,29 @@ async def test_the_client_is_closed() -> None:
 
 
 @gen_test()
+async def test_a_loss_while_another_one_is_handled() -> None:
+    """The end of the block ends its fit too."""
+    watch = Watch()
+    freeing = asyncio.Event()
+
+    async def stuck() -> list[str]:
+        watch.lost = {"a": "left", "b": "left"}
+        await freeing.wait()
+        return []
+
+    watch._stuck = stuck  # type: ignore[method-assign]
+    async with running(watch):
+        watch.lost = {"a": "left"}
+        await soon(lambda: len(watch.lost) == 2)
+        closing = asyncio.ensure_future(watch.close())
+        await soon(watch._finished.is_set)
+    freeing.set()
+    await closing
+    assert watch.asked.count("cancel") == 2
+    assert watch._handled == {ord("a"), ord("b")}
+
+
+@gen_test()
 async def test_a_store_that_hangs_hides_no_loss() -> None:
     """Checkpoints are stored apart from the watch."""
     stored: list[Checkpoint] = []
