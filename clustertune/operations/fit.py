@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from inspect import Parameter
@@ -208,8 +208,10 @@ class _Work:
 
     async def _cancel(self, name: str, reason: str) -> None:
         """Cancel the training tasks, so that ``model.fit`` returns with an error."""
-        with suppress(ClustertuneError, OSError):
+        try:
             await monitor.ask(self.client, "fit", name=name, do="cancel", reason=reason)
+        except (ClustertuneError, OSError) as error:
+            logger.warning("the fit could not be stopped: %s", printable(repr(error)))
 
     async def _keep(self, checkpoint: Checkpoint) -> None:
         assert self.file is not None
