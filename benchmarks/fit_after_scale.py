@@ -1,10 +1,10 @@
 """XGBoost after a scale-up from one to two workers.
 
-X and y are in memory on one worker when the second one joins. `naive` fits at once,
-`rebalance` calls `client.rebalance` before, and `prepare` calls `clustertune.prepare`
-before. `even` loads the data on two workers from the start, and `one_process` fits
-without Dask on two threads. Each variant has its own cluster, warmed up with a fit on
-few rows.
+X and y are in memory on one of two workers, as when the second one has just joined.
+`naive` fits at once, `rebalance` calls `client.rebalance` before, and `prepare` calls
+`clustertune.prepare` before. `even` loads the data on both workers, and `one_process`
+fits without Dask on two threads. Each variant has its own cluster, warmed up with a fit
+on few rows, and loads the data in each round.
 
 Options: `--rounds 6`, `--rows 1000000`, `--columns 50`, `--partitions 20`.
 """
@@ -12,9 +12,8 @@ Options: `--rounds 6`, `--rows 1000000`, `--columns 50`, `--partitions 20`.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import Any
 
@@ -24,13 +23,23 @@ import numpy as np
 import xgboost as xgb
 import xgboost.dask as dxgb
 from distributed import Client, wait
-from measure import cluster, compare, machine, ratios, run, show, workers_of
+from measure import (
+    cluster,
+    compare,
+    machine,
+    ratios,
+    run,
+    serve,
+    show,
+    workers_of,
+)
 
 import clustertune
 
 VARIANTS = ("naive", "rebalance", "prepare", "even", "one_process")
 PARAMETERS = {"tree_method": "hist", "objective": "binary:logistic", "max_depth": 6}
 TREES = 50
+Rounds = Generator[dict[str, float], None, None]
 
 
 def blocks(n_rows: int, n_columns: int, n_partitions: int) -> tuple[da.Array, da.Array]:
@@ -73,21 +82,17 @@ def fit(client: Client, X: da.Array, y: da.Array) -> dict[str, float]:
     return {"fit": perf_counter() - start}
 
 
-def variant(name: str, size: tuple[int, int, int]) -> dict[str, float]:
-    if name == "one_process":
-        return one_process(size)
-    with cluster(2 if name == "even" else 1, memory_limit="6GiB") as client:
-        X, y = blocks(*size)
-        if name == "even":
-            two = list(workers_of(client))
-            X, y = _pin(client, X, y, lambda i: two[i % 2])
-        else:
-            X, y = client.persist([X, y])
-            wait([X, y])
-            client.cluster.scale(2)
-            client.wait_for_workers(2)
+def variant(name: str, size: tuple[int, int, int]) -> Rounds:
+    with cluster(2, memory_limit="6GiB") as client:
+        two = list(workers_of(client))
+        loaded = two if name == "even" else two[:1]
         warm_up(client)
-        return placed(name, client, X, y)
+        yield {}
+        while True:
+            X, y = _pin(client, *blocks(*size), lambda i: loaded[i % len(loaded)])
+            figures = placed(name, client, X, y)
+            del X, y
+            yield figures
 
 
 def placed(name: str, client: Client, X: Any, y: Any) -> dict[str, float]:
@@ -108,14 +113,16 @@ def rows_per_worker(client: Client, X: da.Array) -> list[int]:
     return list(held.values())
 
 
-def one_process(size: tuple[int, int, int]) -> dict[str, float]:
+def one_process(size: tuple[int, int, int]) -> Rounds:
     X, y = dask.compute(*blocks(*size), scheduler="threads")
     warm = xgb.QuantileDMatrix(X[:200], y[:200], nthread=2)
     xgb.train(PARAMETERS | {"nthread": 2}, warm, 2)
-    start = perf_counter()
-    matrix = xgb.QuantileDMatrix(X, y, nthread=2)
-    xgb.train(PARAMETERS | {"nthread": 2}, matrix, TREES)
-    return {"fit": perf_counter() - start}
+    yield {}
+    while True:
+        start = perf_counter()
+        matrix = xgb.QuantileDMatrix(X, y, nthread=2)
+        xgb.train(PARAMETERS | {"nthread": 2}, matrix, TREES)
+        yield {"fit": perf_counter() - start}
 
 
 def main() -> None:
@@ -128,13 +135,14 @@ def main() -> None:
     chosen = parser.parse_args()
     size = (chosen.rows, chosen.columns, chosen.partitions)
     if chosen.variant:
-        print(json.dumps(variant(chosen.variant, size)))
+        play = one_process if chosen.variant == "one_process" else None
+        serve(play(size) if play else variant(chosen.variant, size))
         return
     print(f"{chosen.rows:,} x {chosen.columns} float32, {chosen.partitions} partitions,"
           f" hist, {TREES} trees; {machine()}, xgboost {xgb.__version__}")  # fmt: skip
     chosen_sizes = dict(zip(("rows", "columns", "partitions"), size, strict=True))
     sizes = [f"--{k}={v}" for k, v in chosen_sizes.items()]
-    rounds = run(sys.argv[0], VARIANTS, chosen.rounds, *sizes)
+    rounds = run(sys.argv[0], VARIANTS, chosen.rounds, *sizes, kept=True)
     for r in rounds:
         r["prepare.total"] = r["prepare.before"] + r["prepare.fit"]
     show(

@@ -11,9 +11,8 @@ Options: `--rounds 6`, `--case small,middle` (also `trees` and `large`).
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from time import perf_counter
@@ -24,7 +23,7 @@ import joblib
 import sklearn
 from distributed import Client
 from layouts import Table
-from measure import cluster, compare, interval, machine, ratios, run
+from measure import cluster, compare, interval, machine, ratios, run, serve
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -107,16 +106,19 @@ VARIANTS: dict[str, Variant] = {
 ALONE = ("threads", "processes")
 
 
-def variant(name: str, cases: list[str]) -> dict[str, float]:
-    figures: dict[str, float] = {}
+def variant(name: str, cases: list[str]) -> Generator[dict[str, float], None, None]:
     with ExitStack() as stack:
         client = None if name in ALONE else stack.enter_context(cluster(WORKERS))
         for each in cases:
-            case = CASES[each]
-            seconds(name, client, case, FEW)
-            figures[each], score = seconds(name, client, case, case.rows)
-            figures[f"{each}.score"] = score
-    return figures
+            seconds(name, client, CASES[each], FEW)
+        yield {}
+        while True:
+            figures: dict[str, float] = {}
+            for each in cases:
+                case = CASES[each]
+                figures[each], score = seconds(name, client, case, case.rows)
+                figures[f"{each}.score"] = score
+            yield figures
 
 
 def seconds(name: str, client: Client | None, case: Case, rows: int) -> Any:
@@ -143,14 +145,16 @@ def main() -> None:
     if unknown := set(cases) - set(CASES):
         parser.error(f"--case {', '.join(unknown)}: choose from {', '.join(CASES)}")
     if chosen.variant:
-        print(json.dumps(variant(chosen.variant, cases)))
+        serve(variant(chosen.variant, cases))
         return
     print(f"{WORKERS} workers of 1 thread; {machine()}, dask {dask.__version__}, "
           f"joblib {joblib.__version__}, scikit-learn "
           f"{sklearn.__version__}")  # fmt: skip
     given = f"--case={chosen.case}"
     names = list(VARIANTS)
-    rounds = run(sys.argv[0], names, chosen.rounds, given, tries=chosen.tries)
+    rounds = run(
+        sys.argv[0], names, chosen.rounds, given, tries=chosen.tries, kept=True
+    )
     for case in cases:
         scores = {r[f"{name}.{case}.score"] for r in rounds for name in names}
         assert len(scores) == 1, f"{case}: scores differ, {scores}"

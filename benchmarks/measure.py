@@ -15,9 +15,10 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
@@ -161,30 +162,56 @@ def run(
     n_rounds: int,
     *arguments: str,
     tries: int = MOST_TRIES,
+    kept: bool = False,
 ) -> list[dict[str, float]]:
     """Run all variants in each round, each in its own process.
 
     A variant is ``script --variant NAME arguments...``; the last line that it prints is
     a JSON object of figures. Their names get the variant's name as a prefix. A round
-    also has the fractions of CPU time that were ``idle`` and ``foreign``.
+    also has the fractions of CPU time that were ``idle`` and ``foreign``. ``kept``
+    processes start once and play all rounds, as :func:`serve` does.
     """
     rounds: list[dict[str, float]] = []
-    while len(rounds) < n_rounds:
-        turn = len(rounds) % len(variants)
-        order = [*variants[turn:], *variants[:turn]]
-        for attempt in range(tries):
-            figures = _round(script, order, arguments)
-            quiet = figures["foreign"] <= MOST_FOREIGN
-            print(
-                f"round {len(rounds) + 1}: idle {figures['idle']:.0%}, others "
-                f"{figures['foreign']:.1%}"
-                + ("" if quiet else f", too many others (try {attempt + 1})"),
-                flush=True,
-            )
-            if quiet:
-                break
-        rounds.append(figures)
+    commands = {
+        name: [sys.executable, script, "--variant", name, *arguments]
+        for name in variants
+    }
+    with ExitStack() as processes:
+        play: dict[str, Callable[[], dict[str, float]]] = {
+            name: processes.enter_context(_kept(command))
+            if kept
+            else partial(_figures, command, name)
+            for name, command in commands.items()
+        }
+        while len(rounds) < n_rounds:
+            turn = len(rounds) % len(variants)
+            order = [*variants[turn:], *variants[:turn]]
+            for attempt in range(tries):
+                figures = _round({name: play[name] for name in order})
+                quiet = figures["foreign"] <= MOST_FOREIGN
+                print(
+                    f"round {len(rounds) + 1}: idle {figures['idle']:.0%}, others "
+                    f"{figures['foreign']:.1%}"
+                    + ("" if quiet else f", too many others (try {attempt + 1})"),
+                    flush=True,
+                )
+                if quiet:
+                    break
+            rounds.append(figures)
     return rounds
+
+
+def serve(rounds: Generator[Mapping[str, float], None, None]) -> None:
+    """Play a round for each line of input, and print its figures.
+
+    The first one is ready, but not played, before the first line is read: the
+    generator yields nothing at first.
+    """
+    with closing(rounds):
+        next(rounds)
+        print("{}", flush=True)
+        for _ in sys.stdin:
+            print(json.dumps(next(rounds)), flush=True)
 
 
 def alternate(
@@ -229,17 +256,43 @@ def _shares(start: float, busy: float, ours: float) -> dict[str, float]:
     }
 
 
-def _round(
-    script: str, order: Sequence[str], arguments: Sequence[str]
-) -> dict[str, float]:
+def _round(play: Mapping[str, Callable[[], dict[str, float]]]) -> dict[str, float]:
     figures: dict[str, float] = {}
     start, busy, ours = perf_counter(), _busy(), _children()
-    for name in order:
-        command = [sys.executable, script, "--variant", name, *arguments]
-        result = _figures(command, name)
+    for name, each in play.items():
+        result = each()
         ours -= result.pop(ORPHANS, 0.0)
         figures |= {f"{name}.{k}": v for k, v in result.items()}
     return figures | _shares(start, busy, _children() - ours)
+
+
+@contextmanager
+def _kept(command: Sequence[str]) -> Iterator[Callable[[], dict[str, float]]]:
+    """Start a process that serves rounds; yield the function that plays one."""
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        out = process.stdout
+
+        def answer() -> dict[str, float]:
+            for line in out:
+                # a library may have printed something without the end of its line
+                if line.endswith("}\n") and "{" in line:
+                    return dict(json.loads(line[line.index("{") :]))
+            raise subprocess.CalledProcessError(process.wait(), command)
+
+        def play() -> dict[str, float]:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return answer()
+
+        answer()
+        yield play
+        process.stdin.close()
+        out.read()
 
 
 def _figures(command: Sequence[str], name: str) -> dict[str, float]:
@@ -264,9 +317,14 @@ def _busy() -> float:
 
 
 def _children() -> float:
-    """CPU seconds of ended child processes and their children."""
+    """CPU seconds of the processes that this one and its children have started."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    used = usage.ru_utime + usage.ru_stime
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            t = process.cpu_times()
+            used += t.user + t.system + t.children_user + t.children_system
+    return used
 
 
 @contextmanager

@@ -15,11 +15,11 @@ installed.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -38,11 +38,11 @@ from measure import (
     cluster,
     compare,
     machine,
-    orphans,
     peak,
     ratios,
     reset_peak,
     run,
+    serve,
     show,
 )
 
@@ -91,6 +91,8 @@ def quality(booster: xgb.Booster, rows: int) -> float:
 # --- the variants ---------------------------------------------------------------------
 
 Figures = dict[str, float]
+#: a model and its figures for each round, the first one of the warm-up
+Rounds = Generator[tuple[xgb.Booster, Figures], None, None]
 
 
 def persist(client: Client, data: Any) -> Any:
@@ -119,15 +121,18 @@ READY: Mapping[str, Callable[[Client, Any], Any]] = {
 }
 
 
-def on_dask(name: str, few: Path, folder: Path) -> tuple[xgb.Booster, Figures]:
+def on_dask(name: str, few: Path, folder: Path) -> Rounds:
     with (
         TemporaryDirectory() as spilled,
         cluster(WORKERS, local_directory=spilled) as client,
     ):
-        fit(name, client, few)
-        client.run(reset_peak)
-        booster, figures = fit(name, client, folder)
-        return booster, figures | {"peak": max(client.run(peak).values())}
+        yield fit(name, client, few)
+        while True:
+            # memory that the round before has freed would count in the peak
+            clustertune.trim_memory(client, progress=False)
+            client.run(reset_peak)
+            booster, figures = fit(name, client, folder)
+            yield booster, figures | {"peak": max(client.run(peak).values())}
 
 
 def fit(name: str, client: Client, folder: Path) -> tuple[xgb.Booster, Figures]:
@@ -140,20 +145,19 @@ def fit(name: str, client: Client, folder: Path) -> tuple[xgb.Booster, Figures]:
     return trained["booster"], {"seconds": end - start, "ready": ready - start}
 
 
-def on_ray(name: str, few: Path, folder: Path) -> tuple[xgb.Booster, Figures]:
+def on_ray(name: str, few: Path, folder: Path) -> Rounds:
     import ray
 
-    with orphans() as used:
-        # Ray Data reads on one more logical CPU
-        ray.init(num_cpus=WORKERS + 1, include_dashboard=False, log_to_driver=False)
-        try:
-            _fit_on_ray(few)
+    # Ray Data reads on one more logical CPU
+    ray.init(num_cpus=WORKERS + 1, include_dashboard=False, log_to_driver=False)
+    try:
+        yield _fit_on_ray(few)[0], {}
+        while True:
             start = perf_counter()
-            result = _fit_on_ray(folder)
-            seconds = perf_counter() - start
-        finally:
-            ray.shutdown()
-    return result[0], {"seconds": seconds, "peak": result[1], **used}
+            booster, largest = _fit_on_ray(folder)
+            yield booster, {"seconds": perf_counter() - start, "peak": largest}
+    finally:
+        ray.shutdown()
 
 
 def _fit_on_ray(folder: Path) -> tuple[xgb.Booster, float]:
@@ -187,9 +191,9 @@ def _train_on_ray() -> None:
         ray.train.report({"peak": peak()}, checkpoint=checkpoint)
 
 
-def in_one_process(name: str, few: Path, folder: Path) -> tuple[xgb.Booster, Figures]:
+def in_one_process(name: str, few: Path, folder: Path) -> Rounds:
     both = {**PARAMETERS, "nthread": WORKERS}
-    for each in (few, folder):
+    for each in chain([few], repeat(folder)):
         reset_peak()
         start = perf_counter()
         data = pd.read_parquet(each)
@@ -199,11 +203,14 @@ def in_one_process(name: str, few: Path, folder: Path) -> tuple[xgb.Booster, Fig
         )
         booster = xgb.train(both, matrix, TREES)
         end = perf_counter()
-    figures = {"seconds": end - start, "ready": ready - start, "peak": peak()}
-    return booster, figures
+        del data, matrix
+        yield (
+            booster,
+            {"seconds": end - start, "ready": ready - start, "peak": peak()},
+        )
 
 
-Variant = Callable[[str, Path, Path], tuple[xgb.Booster, Figures]]
+Variant = Callable[[str, Path, Path], Rounds]
 VARIANTS: Mapping[str, Variant] = {
     "persist": on_dask,
     "rebalance": on_dask,
@@ -211,6 +218,13 @@ VARIANTS: Mapping[str, Variant] = {
     "ray": on_ray,
     "one_process": in_one_process,
 }
+
+
+def judged(rounds: Rounds, rows: int) -> Generator[Figures, None, None]:
+    """The figures of each round, with the model's quality."""
+    with closing(rounds):
+        for booster, figures in rounds:
+            yield figures | {"quality": quality(booster, rows)}
 
 
 # --- all of them ----------------------------------------------------------------------
@@ -225,8 +239,8 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.variant:
         few, folder = chosen.files / "few", chosen.files / "all"
-        booster, figures = VARIANTS[chosen.variant](chosen.variant, few, folder)
-        print(json.dumps(figures | {"quality": quality(booster, chosen.rows)}))
+        rounds = VARIANTS[chosen.variant](chosen.variant, few, folder)
+        serve(judged(rounds, chosen.rows))
         return
     names = [name for name in VARIANTS if name != "ray" or find_spec("ray")]
     print(f"{chosen.rows:,} x {COLUMNS} float32 in {len(SHARES)} files, hist, {TREES} "
@@ -237,7 +251,7 @@ def main() -> None:
         write(Path(files, "few"), FEW)
         write(Path(files, "all"), chosen.rows)
         given = f"--rows={chosen.rows}", f"--files={files}"
-        rounds = run(sys.argv[0], names, chosen.rounds, *given)
+        rounds = run(sys.argv[0], names, chosen.rounds, *given, kept=True)
     for r in rounds:
         for name in names:
             r[f"{name}.peak"] /= 1e6
