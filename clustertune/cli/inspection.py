@@ -183,7 +183,7 @@ async def _print_events(monitoring: Monitor, form: str, cluster: str) -> None:
 @click.argument("name", required=False)
 def explain(name: str | None) -> None:
     """Describe a check; without NAME, list all checks by symptom."""
-    known = checks.available()
+    known = checks.explained()
     if name is None:
         found = checks.by_symptom().items()
         sections = [

@@ -583,6 +583,9 @@ def test_explain() -> None:
     assert page.exit_code == 0
     assert "clustertune.checks.memory_pressure.close_fraction: 0.1" in page.stdout
     assert "Remedy:" in page.stdout
+    goal = run("explain", "unloaded_data")  # reports name it, but it is no check
+    assert goal.exit_code == 0, goal.stderr
+    assert "Find collections that are not in memory" in goal.stdout
     wrong = run("explain", "memory_presure")
     assert wrong.exit_code == 2
     assert "did you mean memory_pressure?" in wrong.stderr
