@@ -351,7 +351,7 @@ def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Fi
     """
     workers = view.eligible_workers
     threads = Counter(w.nthreads for w in workers)
-    limits = [w.memory_limit / w.nthreads for w in workers]
+    limits = [w.memory_limit / w.nthreads for w in workers if w.memory_limit]
     ids = tuple(w.id for w in workers)
     if len(threads) > 1:
         groups = ", ".join(
@@ -382,7 +382,11 @@ def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Fi
 def _on_larger_workers(view: View, largest: float, tolerance: float) -> str:
     """Code that trains only on workers with much memory per thread."""
     enough = (1 - tolerance) * largest
-    ids = [w.id for w in view.eligible_workers if w.memory_limit >= enough * w.nthreads]
+    ids = [
+        w.id
+        for w in view.eligible_workers
+        if not w.memory_limit or w.memory_limit >= enough * w.nthreads
+    ]
     call = remedies.prepare(view, workers=remedies.sort_ids(ids))
     effect = " to train only on the larger workers"
     return remedies.run(call, effect) if view.layouts else ""

@@ -19,7 +19,7 @@ from clustertune.checks.workers import (
     worker_lifetime,
 )
 from clustertune.core.model import OtherVersions, Severity, Unknown
-from tests.builders import details, snapshot, survey, view, worker
+from tests.builders import details, layout, snapshot, survey, view, worker
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -293,6 +293,16 @@ def test_threads_and_memory():
     (finding,) = find_heterogeneous_workers(worker(0), worker(1, memory_limit=8 * GIB))
     assert "different memory per thread" in finding.message
     assert len(find_heterogeneous_workers(worker(0), worker(1, nthreads=2))) == 2
+
+
+def test_a_worker_without_a_limit_has_no_less_memory():
+    """Its limit is 0, which is no memory per thread; it is one of the larger ones."""
+    free = worker(0, memory_limit=0)
+    assert find_heterogeneous_workers(free, worker(1)) == []
+    some = [free, worker(1), worker(2, memory_limit=8 * GIB)]
+    (finding,) = heterogeneous_workers(view(some, layouts=[layout([8], [0])]))
+    assert "4.0 GiB to 8.0 GiB" in finding.message
+    assert "workers=[0, 2]" in finding.remedy
 
 
 # --- software_versions ----------------------------------------------------------------
