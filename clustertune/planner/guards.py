@@ -228,7 +228,7 @@ def replacement_has_its_size(args: Retire, view: View) -> str | None:
     worker = next((w for w in view.now.workers if w.id == id), None)
     if worker is None:
         return f"{names_text([id])}, which would replace it, has left"
-    if (worker.nthreads, worker.memory_limit) != (size.nthreads, size.memory_limit):
+    if size.given_to(worker) != worker:
         return f"{names_text([id])}, which would replace it, was not resized"
     return None
 

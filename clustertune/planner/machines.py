@@ -207,8 +207,9 @@ def shared_hosts(
 def merged_size(workers: Workers) -> WorkerSize | None:
     """Return the size of one worker in place of these; None: their sizes differ.
 
-    Dask limits the memory limit of a worker to the memory of its host. An interrupted
-    merge has left one worker with the merged size; the others are equal.
+    Dask limits the memory limit of a worker to the memory of its host. Workers without
+    a limit stay without one. An interrupted merge has left one worker with the merged
+    size; the others are equal.
     """
     *others, largest = sorted((w.nthreads, w.memory_limit) for w in workers)
     (nthreads, limit), several = others[0], len(workers)
@@ -216,11 +217,11 @@ def merged_size(workers: Workers) -> WorkerSize | None:
         return None
     if largest == others[0]:
         limit = _possible_limit(workers, several * limit)
-        return WorkerSize(nthreads=several * nthreads, memory_limit=limit)
+        return WorkerSize(nthreads=several * nthreads, memory_limit=limit or None)
     times = largest[0] / nthreads
     if times < several or largest[1] != _possible_limit(workers, times * limit):
         return None
-    return WorkerSize(nthreads=largest[0], memory_limit=largest[1])
+    return WorkerSize(nthreads=largest[0], memory_limit=largest[1] or None)
 
 
 def _possible_limit(workers: Workers, limit: float) -> int:

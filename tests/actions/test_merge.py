@@ -67,7 +67,7 @@ def workers(*nbytes: int, **overrides: Any) -> list[Any]:
     ("sizes", "merged"),
     [
         ([(1, 4), (1, 4)], (2, 8)),
-        ([(2, 0), (2, 0), (2, 0)], (6, 0)),
+        ([(2, 0), (2, 0), (2, 0)], (6, None)),
         ([(4, 16), (1, 4), (1, 4), (1, 4)], (4, 16)),
         ([(4, 16), (1, 4)], (4, 16)),
         ([(2, 4), (1, 4)], None),
@@ -165,6 +165,17 @@ def test_an_interrupted_merge() -> None:
     steps = list(scale.merges(view([first, second, third])))
     assert [(s.args.id, type(s.args)) for s in steps] == [(1, Retire), (2, Retire)]
     assert steps[0].args.process_limits.keys() == {0}
+
+
+def test_workers_without_limits() -> None:
+    """The kept worker has none either, so no guard compares data with a limit of 0."""
+    some = workers(GIB, GIB, memory_limit=0)
+    found = view(some)
+    steps = list(scale.merges(found))
+    assert all(no is None for _, no in guards.sort_out(steps, found))
+    assert str(steps[0].args.size) == "2 threads"
+    later = view([replace(some[0], nthreads=2), some[1]])
+    assert guards.replacement_has_its_size(steps[1].args, later) is None
 
 
 def test_a_worker_that_was_not_resized() -> None:
@@ -310,7 +321,7 @@ def sizes(client: Client) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def actual(dask_worker: Any) -> tuple[int, int]:
+def actual(dask_worker: Any) -> tuple[int, int | None]:
     return dask_worker.state.nthreads, dask_worker.memory_manager.memory_limit
 
 
@@ -334,6 +345,16 @@ def test_merge_of_a_local_cluster(local_cluster: Any) -> None:
     clustertune.resize_workers(client, X, y, nthreads=1, memory_limit="1 GiB")
     clustertune.scale(client, n_workers, X, y)
     assert sizes(client) == [(1, GIB)] * n_workers
+    assert_whole(client, X, kept, total)
+
+
+def test_merge_without_limits(local_cluster: Any) -> None:
+    """The worker that is left has no limit either, and all data."""
+    _, client = local_cluster(2, memory_limit=0)
+    X, y, kept, total = load(client)
+    report = clustertune.merge_workers(client, X, y)
+    assert report.status == "done", str(report)
+    assert list(client.run(actual).values()) == [(2, None)]
     assert_whole(client, X, kept, total)
 
 
