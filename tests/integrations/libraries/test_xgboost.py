@@ -177,6 +177,7 @@ def test_bounds_of_labels(client: Any) -> None:
     upper = da.where(X[:, 1] > 0.5, np.inf, lower).rechunk((200,))
     p = clustertune.prepare(client, X, (lower, upper), estimator="xgboost")
     X, lower, upper = p
+    assert p.y == (lower, upper)
     assert X.chunks[0] == lower.chunks[0] == upper.chunks[0]
     bounds = {"label_lower_bound": lower, "label_upper_bound": upper}
     assert not [f for f in p.report.left if f.check == "separated_pairs"]

@@ -72,6 +72,23 @@ async def test_before_and_after_training(
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_bounds_of_labels(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
+    """They come back as the pair that was given, cut like X, also by a second step."""
+    X = da.random.default_rng(0).random((1200, 4), chunks=(400, 4))
+    lower = X[:, 0].rechunk(500)
+    file = tmp_path / "p.yaml"
+    file.write_text(HEAD + "limits: {settle: 0}\nsteps: [{do: prepare}, {do: prepare}]")
+    done = await clustertune.run_playbook(
+        c, file, X, (lower, lower + 1), estimator="xgboost"
+    )
+    assert {step.status for step in done.steps} <= {"done", "fine"}, str(done)
+    low, high = done.y
+    assert done.X.chunks[0] == low.chunks[0] == high.chunks[0]
+    first, *ends = await c.gather(c.compute([done.X[:, 0], low, high]))
+    np.testing.assert_array_equal(ends, [first, first + 1])
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_observe(c: Any, s: Any, a: Any, b: Any) -> None:
     """It changes nothing, and checks the given data."""
     X = da.ones((80, 2), chunks=(10, 2))
