@@ -164,7 +164,7 @@ def test_a_custom_metric_sees_all_rows_everywhere(client: Any) -> None:
     p = clustertune.prepare(
         client, X, data.labels(X), eval_set=[(V, labels)], estimator=model
     )
-    assert not [f for f in p.report.left if f.check == "missing_eval_rows"]
+    assert not [f for f in p.report.left if f.check == "eval_sets"]
     model.client = client
     model.fit(p.X, p.y, **p.fit_kwargs)
     assert model.evals_result_["validation_0"]["last_label"] == [76.0, 76.0]
