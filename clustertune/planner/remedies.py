@@ -267,6 +267,9 @@ def drop_rows(
     else:
         keep = f"{name}.notnull()"
         keep = f"~{name}.isin([numpy.inf, -numpy.inf])" if infinite else keep
+    # a frame would set single values to NaN, also in other frames
+    if collection.kind == "dataframe" or (collection.columns or 1) > 1:
+        keep = f"({keep}).all(axis=1)"
     kept = ", ".join(f"{name}[keep]" for name in names)
     line = f"keep = {keep}; {', '.join(names)} = {kept}"
     return run(edit(layout.labels, line), ", which drops these rows")

@@ -200,6 +200,21 @@ def test_of_training_data(client: Client, name: str) -> None:
         assert not situation.found(name)
 
 
+@pytest.mark.parametrize("kind", ["array", "frame"])
+def test_missing_labels_in_columns(client: Client, kind: str) -> None:
+    """A row is dropped from X and y if one of its labels is missing."""
+    X, y = numbers(kind)
+    if kind == "array":
+        y = da.stack([da.where(y == 2.0, np.nan, y), y], axis=1).rechunk({1: -1})
+    else:
+        y = X[["a"]].replace(2.0, np.nan)
+    situation = Situation(client, {"X": X, "y": y}, deep=True)
+    situation.apply("nonfinite_values")
+    assert not situation.found("nonfinite_values")
+    left = np.asarray(situation.names["X"].compute())
+    np.testing.assert_array_equal(left, np.delete(np.asarray(X.compute()), 1, axis=0))
+
+
 #: cases that are also cases of eval sets
 ALSO = [
     *("column_chunks", "nonfinite_values", "differing_columns", "differing_index"),
