@@ -187,7 +187,9 @@ def memory_settings(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]
 
 
 def _no_limit(view: View, workers: Sequence[WorkerSnapshot]) -> Finding:
-    share = remedies.host_share(workers)
+    hosts = {w.host for w in workers}
+    there = [w for w in view.now.workers if w.host in hosts and not w.parking]
+    share = remedies.host_share(there)
     fix = remedies.Fix("Start these workers with `--memory-limit auto`.")
     if not isinstance(share, Unknown):
         fix = remedies.resize(view, workers, memory_limit=share)

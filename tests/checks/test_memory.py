@@ -200,6 +200,8 @@ def test_no_limit():
     (finding,) = find_memory_settings(memory_limit=0, target=0.9)
     assert finding.severity is Severity.info
     assert "1 worker has no memory limit" in finding.message
+    # half of the host's memory, because another worker runs there
+    assert 'memory_limit="32 GiB"' in finding.remedy
 
 
 # --- memory_settings: limits of a host ------------------------------------------------
