@@ -204,7 +204,10 @@ def _shut_down(port: int) -> None:
     """Shut down all sockets of this process at a port."""
     import psutil
 
-    for connection in psutil.Process().net_connections("tcp"):
+    process: Any = psutil.Process()
+    # psutil 5 has the former name
+    listed = getattr(process, "net_connections", None) or process.connections
+    for connection in listed("tcp"):
         if connection.laddr and connection.laddr.port == port:
             # a duplicate descriptor of the same socket; the server keeps its own
             found = socket.socket(fileno=os.dup(connection.fd))

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from clustertune.errors import NoWorkersError
@@ -124,6 +125,16 @@ def test_no_client_reaches_a_socket_after_its_shutdown(connected: bool) -> None:
         if connected:
             with accepted:
                 assert other.recv(1) == b""
+
+
+def test_sockets_with_psutil_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask allows releases in which the method has another name."""
+    monkeypatch.setattr(psutil.Process, "connections", psutil.Process.net_connections)
+    monkeypatch.delattr(psutil.Process, "net_connections")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        frameworks._shut_down(port)
+        assert not frameworks._accepts(f"{host}:{port}")
 
 
 def test_waiting_for_a_server_ends_with_a_stop() -> None:
