@@ -89,7 +89,6 @@ def details(**overrides: Any) -> Details:
         disk_total=100 * _GIB,
         disk_free=50 * _GIB,
         expires=None,
-        returns=False,
         packages={"dask": "2026.8.0", "xgboost": "3.2.0"},
     )
     return replace(built, **overrides)

@@ -39,7 +39,6 @@ WORKERS = {
         "executors",
         "heartbeat",
         "lifetime",
-        "lifetime_restart",
         "local_directory",
         "memory_manager",
         "nanny",

@@ -90,7 +90,6 @@ class Details:
     disk_total: int  # bytes
     disk_free: int
     expires: float | None  # epoch seconds at which its lifetime ends; None: never
-    returns: bool  # whether it is restarted after its lifetime
     packages: Mapping[str, str]  # versions by name of distribution
     #: seconds for which it has run a task that was cancelled; None: it runs none
     cancelled: float | None = None

@@ -96,8 +96,8 @@ async def with_running_tasks(client: Client) -> Snapshot:
 
 def _details(answer: Mapping[str, Any], now: float) -> Details:
     kind, total, free = answer["disk"]
-    left, returns = answer["lifetime"]
-    names, pools = ("api", "library", "threads"), answer["pools"]
+    left, pools = answer["lifetime"], answer["pools"]
+    names = ("api", "library", "threads")
     return Details(
         pid=answer["pid"],
         thread_pools=None if pools is None else _read_rows(ThreadPool, names, pools),
@@ -106,7 +106,6 @@ def _details(answer: Mapping[str, Any], now: float) -> Details:
         disk_total=total,
         disk_free=free,
         expires=None if left is None else now + left,
-        returns=bool(returns),
         packages=dict(answer["packages"]),
         cancelled=answer["cancelled"],
     )

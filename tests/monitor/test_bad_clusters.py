@@ -209,7 +209,7 @@ async def test_hostile_answers(
         "pools": None,
         "variables": {EVIL: EVIL},
         "disk": [EVIL, 2**40, 1],
-        "lifetime": [60.0, False],
+        "lifetime": 60.0,
         "paused": None,
         "cancelled": None,
         "packages": {EVIL: EVIL, "dask": EVIL},

@@ -301,7 +301,7 @@ def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
         "pools": pools(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
         "disk": disk(dask_worker.local_directory),
-        "lifetime": [_left(dask_worker, process), dask_worker.lifetime_restart],
+        "lifetime": _left(dask_worker, process),
         "cancelled": _cancelled(dask_worker),
         "packages": installed(packages),
     }
