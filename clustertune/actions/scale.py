@@ -105,9 +105,14 @@ def _bounds_text(least: int, most: float) -> str:
 def retirements(
     view: View, n_workers: int, *, wait: float = restart.WAIT
 ) -> Iterator[Step]:
-    """Return a step for each worker beyond ``n_workers``."""
+    """Return a step for each worker beyond ``n_workers``.
+
+    One running worker stays, since a cluster of paused workers runs no task.
+    """
     there = [w for w in view.now.workers if w.is_counted]
-    least = sorted(there, key=_keys_to_move)
+    running = (w for w in there if w.running)
+    stays = max(running, key=_keys_to_move, default=None)
+    least = sorted(there, key=lambda w: (w is stays, _keys_to_move(w)))
     going = least[: max(0, len(there) - n_workers)]
     leaving = frozenset(w.id for w in going)
     yield from restart.bring_back(view, wait)

@@ -333,8 +333,8 @@ def scale(
     The client's cluster object starts more workers, and the call waits for them. To
     remove workers, the call retires those with the fewest bytes of unreplicated keys,
     one at a time: each finishes its running tasks and moves its keys to the remaining
-    workers. The bounds of an adaptive cluster are set to the number; the report has the
-    line that restores them.
+    workers. One running worker stays. The bounds of an adaptive cluster are set to the
+    number; the report has the line that restores them.
 
     Parameters
     ----------

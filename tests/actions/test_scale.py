@@ -42,6 +42,17 @@ def test_who_goes() -> None:
     assert list(restarting.propose((), view(some))) == []
 
 
+def test_a_running_worker_stays() -> None:
+    """A paused worker with more bytes leaves, since it would run no task."""
+    some = [worker(i, held_data=burden(n)) for i, n in enumerate([50, 0, 10])]
+    some[0] = replace(some[0], status="paused")
+    found = view(some)
+    assert {s.args.id for s in scale.retirements(found, 1)} == {0, 1}
+    assert {s.args.id for s in scale.retirements(found, 2)} == {1}
+    paused = view([replace(w, status="paused") for w in some])
+    assert {s.args.id for s in scale.retirements(paused, 2)} == {1}
+
+
 def test_down_and_up(local_cluster: Any) -> None:
     """All data exists afterwards, and the cluster object has the right number."""
     local, client = local_cluster(4)
