@@ -168,7 +168,10 @@ async def _print_events(monitoring: Monitor, form: str, cluster: str) -> None:
             event = replace(taken, finding=taken.finding.as_command(cluster))
             at = datetime.fromtimestamp(event.time).astimezone()
             text = f"{at:%H:%M:%S %Z} {printable(str(event))}"
-            click.echo(text_or_json(text, form, asdict(event)))
+            line = asdict(event)
+            # a word, as in the JSON of a report
+            line["finding"]["severity"] = str(event.finding.severity)
+            click.echo(text_or_json(text, form, line))
         if monitoring.fits and monotonic() - fits >= FIT_INTERVAL:
             fits = monotonic()
             at = datetime.fromtimestamp(snapshot.time).astimezone()

@@ -17,7 +17,7 @@ import dask
 import dask.array as da
 import pytest
 from click.testing import CliRunner, Result
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Worker
 
 import clustertune
 from clustertune import errors
@@ -561,6 +561,22 @@ async def test_watch_shows_the_round_of_a_fit(
     (found,) = (json.loads(line) for line in lines if line.startswith("{"))
     assert found["kind"] == "training"
     assert found["fit"]["round"] == 120
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_watch_as_json(
+    c: Any, s: Any, a: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The severity of an event is a word, as in a report."""
+    async with Monitor(c, interval=0.05) as monitor, Worker(s.address):
+        await soon(lambda: monitor.events)
+        printing = asyncio.ensure_future(inspection._print_events(monitor, "json", ""))
+        looks = len(monitor.snapshots)
+        await soon(lambda: len(monitor.snapshots) > looks + 3)
+        printing.cancel()
+    (event,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert event["kind"] == "joined"
+    assert event["finding"]["severity"] == "info"
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
