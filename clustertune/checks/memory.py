@@ -37,6 +37,7 @@ from clustertune.planner.machines import (
     details_of,
     host_memory,
     unknown_findings,
+    without_parking,
 )
 from clustertune.planner.memory import Leak, Level, leak, levels, limit
 
@@ -78,7 +79,7 @@ def memory_pressure(view: View, *, close_fraction: float = 0.1) -> Iterator[Find
     reached: dict[str, list[Level]] = {}
     close: dict[str, list[Level]] = {}
     spilled: list[WorkerSnapshot] = []
-    for worker in view.now.workers:
+    for worker in without_parking(view.now):
         at = [level for level in levels(worker) if level.headroom <= 0]
         below = [level for level in levels(worker) if level.headroom <= close_fraction]
         if at:
@@ -164,7 +165,8 @@ def memory_settings(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]
         Fraction of the host's memory by which the limits may exceed it.
     """
     wrong: dict[str, list[str | int]] = {}
-    for worker in view.now.workers:
+    there = without_parking(view.now)
+    for worker in there:
         thresholds = worker.thresholds
         if worker.memory_limit and not isinstance(thresholds, Unknown):
             for text in _disorder(thresholds):
@@ -177,9 +179,9 @@ def memory_settings(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]
             remedy="Remove the settings of `distributed.worker.memory` where the "
             "workers are started. Dask's defaults are 0.60, 0.70, 0.80 and 0.95.",
         )
-    if free := [w for w in view.now.workers if not w.memory_limit and not w.parking]:
+    if free := [w for w in there if not w.memory_limit]:
         yield _no_limit(view, free)
-    for host, workers in by_host(view.now.workers).items():
+    for host, workers in by_host(there).items():
         memory = host_memory(workers)
         limits = sum(w.memory_limit for w in workers)
         if not isinstance(memory, Unknown) and limits > (1 + tolerance) * memory:
@@ -188,7 +190,7 @@ def memory_settings(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]
 
 def _no_limit(view: View, workers: Sequence[WorkerSnapshot]) -> Finding:
     hosts = {w.host for w in workers}
-    there = [w for w in view.now.workers if w.host in hosts and not w.parking]
+    there = [w for w in without_parking(view.now) if w.host in hosts]
     share = remedies.host_share(there)
     fix = remedies.Fix("Start these workers with `--memory-limit auto`.")
     if not isinstance(share, Unknown):
@@ -251,7 +253,7 @@ def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Findi
     max_fraction
         Fraction of its limit that a worker may hold beyond the normal amount.
     """
-    found = [w for w in view.now.workers if _beyond_usual(w) > max_fraction]
+    found = [w for w in without_parking(view.now) if _beyond_usual(w) > max_fraction]
     if not found:
         return
     worst = max(found, key=_beyond_usual)

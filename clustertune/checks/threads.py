@@ -37,6 +37,7 @@ from clustertune.planner.machines import (
     shared_hosts,
     unknown_findings,
     with_scheduler,
+    without_parking,
 )
 from clustertune.planner.remedies import Fix
 
@@ -68,7 +69,7 @@ def thread_count(
     """
     over: list[HostCpus] = []
     idle: dict[Severity, list[HostCpus]] = {}
-    for workers in by_host(view.now.workers).values():
+    for workers in by_host(without_parking(view.now)).values():
         cpus = host_cpus(workers)
         if isinstance(cpus, Unknown):
             continue
@@ -185,7 +186,7 @@ def thread_pools(view: View, *, max_threads_per_cpu: float = 2.0) -> Iterator[Fi
         Native threads per CPU above which the check reports a host.
     """
     known = {w.address: d for w, d in details_of(view)}
-    for workers in by_host(view.now.workers).values():
+    for workers in by_host(without_parking(view.now)).values():
         if all(w.address in known for w in workers):
             pools = [_largest_pool(known[w.address]) for w in workers]
             yield from _too_many_native(view, workers, pools, max_threads_per_cpu)

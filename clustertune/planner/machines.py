@@ -59,6 +59,11 @@ class HostCpus:
     tightest: CpuLimit  # the limit with most threads per CPU
 
 
+def without_parking(snapshot: Snapshot) -> Workers:
+    """Return the workers, without those that only keep the keys of a restart."""
+    return tuple(w for w in snapshot.workers if not w.parking)
+
+
 def by_host(workers: Iterable[WorkerSnapshot]) -> Mapping[str, Workers]:
     """Group workers by their host, in the order given."""
     hosts: dict[str, list[WorkerSnapshot]] = {}

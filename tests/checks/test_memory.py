@@ -231,6 +231,16 @@ def test_more_than_there_is():
     assert finding.subject == (0, 1, 2, 3)
 
 
+def test_a_former_process_during_a_restart():
+    """It ends soon, so its memory and its limit are no problem of the cluster."""
+    full = {"process": int(3.9 * GIB), "host_memory": 8 * GIB}
+    former = worker("clustertune-parking-1", parking=True, **full)
+    for check in (memory_pressure, memory_settings, unmanaged_memory):
+        some = [worker(i, host_memory=8 * GIB) for i in range(2)]
+        assert list(check(view([*some, former]))) == []
+        assert list(check(view([*some, replace(former, parking=False)])))
+
+
 # --- unmanaged_memory -----------------------------------------------------------------
 
 

@@ -54,6 +54,13 @@ def find_thread_count(*workers, **settings):
             ],
             id="two containers",
         ),
+        pytest.param(
+            [
+                worker(name, nthreads=8, affinity=ALL, parking=bool(name))
+                for name in (0, "clustertune-parking-1")
+            ],
+            id="a former process during a restart",
+        ),
     ],
 )
 def test_silent(workers):
