@@ -494,8 +494,10 @@ def release_data(
     if collections and kept:
         raise TypeError("give the data to release, or keep=[...], and not both")
     if not (collections or kept) and not arguments.flag("dry_run", dry_run):
+        nothing = isinstance(keep, list | tuple) and not keep
+        why = "" if nothing else ", because nothing in keep= is in memory"
         raise TypeError(
-            "release_data(client) would release all data of this client. Give the data "
+            f"release_data would release all data of this client{why}. Give the data "
             "to release, or the data to keep: keep=[X, y]"
         )
     if collections:

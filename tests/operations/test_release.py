@@ -196,8 +196,10 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
     assert await c.gather(some) == [1, 2]
     with pytest.raises(RefusedError, match=r"names hold \(published-kept\)"):
         await clustertune.release_data(c, names)
-    with pytest.raises(TypeError, match="keep="):
+    with pytest.raises(TypeError, match=r"this client\. Give"):
         await clustertune.release_data(c)
+    with pytest.raises(TypeError, match="nothing in keep= is in memory"):
+        await clustertune.release_data(c, keep=[da.ones(9)])
     with pytest.raises(TypeError, match="not both"):
         await clustertune.release_data(c, names, keep=[X])
     assert len(s.tasks) == 22
