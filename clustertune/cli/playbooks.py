@@ -69,6 +69,8 @@ def run(
 
     with usage_errors(ValueError):
         refuse_wrong_settings()
+    if only and form == "html":
+        raise click.UsageError(f"--{only} prints no HTML")
     if only == "list":
         found = {name: reading.read(name).description for name in reading.shipped()}
         table = Table(("playbook", "what it does"), tuple(found.items()))

@@ -60,6 +60,7 @@ def test_the_text_of_one() -> None:
         (["run", "between-runs", "a"], "no question can be answered: give --yes"),
         (["run", "--show", "x"], "unknown playbook 'x'"),
         (["run", "--lint"], "give PLAYBOOK"),
+        (["run", "--list", "-f", "html"], "--list prints no HTML"),
     ],
 )
 def test_usage(arguments: list[str], text: str) -> None:
