@@ -353,6 +353,16 @@ class PlaybookResult:
     def __str__(self) -> str:
         return tables.to_text(self._sections())
 
+    @property
+    def details(self) -> str:
+        """The result as text, with the details of the report of each step."""
+        reports = [
+            f"steps[{i}], {printable(s.step)}\n\n{s.report.details}"
+            for i, s in enumerate(self.steps)
+            if s.report is not None
+        ]
+        return "\n\n".join([tables.to_text(self._sections()[:1]), *reports])
+
     def __repr__(self) -> str:
         return f"<PlaybookResult: {self._headline()}>"
 

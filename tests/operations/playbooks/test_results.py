@@ -72,6 +72,17 @@ def test_status_and_exit_code(
     assert result(*statuses).exit_status() == code
 
 
+def test_details_have_information() -> None:
+    """The reports of the steps follow the table, as option -v prints them."""
+    found = (finding("a", Severity.info),)
+    report = Report(status="checked", call="check", seconds=0.0, found=found)
+    step = StepResult(step=LOOK, status="checked", report=report)
+    seen = PlaybookResult(playbook="p", seconds=1, steps=(step,))
+    assert "why (a)" not in str(seen)
+    assert seen.details.startswith(str(seen))
+    assert "why (a)" in seen.details
+
+
 def test_last_findings_count() -> None:
     """The last step that ran a check decides."""
 
