@@ -149,15 +149,17 @@ def needs(view: View, change: Change = NO_CHANGE) -> list[Need] | Unknown:
     if isinstance(wanted, Unknown):
         return wanted
     n_workers = max(1, change.n_workers or expected_workers(view))
-    relative = len(view.eligible_workers) / n_workers / weights(view).sum()
+    claim = weights(view)
+    parts = claim * (np.count_nonzero(claim) / n_workers / max(claim.sum(), 1.0))
     base = np.maximum(unmanaged_bytes(view), _profile(view, change).base_bytes)
     fixed = base + wanted.copied + (0 if change.release else _other_keys(view))
     found = []
-    for worker, nbytes in zip(view.now.workers, fixed.tolist(), strict=True):
+    for worker, nbytes, part in zip(
+        view.now.workers, fixed.tolist(), parts.tolist(), strict=True
+    ):
         available = limit(worker, view)
-        if not view.eligible(worker) or isinstance(available, Unknown):
+        if not part or isinstance(available, Unknown):
             continue
-        part = relative * worker.nthreads
         extra = _fit_memory(view, change, part, worker.nthreads, n_workers)
         extra = extra or ByteRange(0, 0)
         allowed = max(available, change.memory_limit) * view.goal.memory_fraction

@@ -90,6 +90,15 @@ def test_copies_of_eval_sets_are_on_every_worker() -> None:
     assert forecast.workers_needed(large) == -(-6000 // (700 - 100 - 120))
 
 
+def test_threads_do_not_count_with_equal_shares() -> None:
+    """Workers that take each step together get equal shares of the rows."""
+    profile = replace(TRIPLE, equal_shares=True)
+    some = [small(0, nthreads=4), small(1, nthreads=2)]
+    seen = view(some, [data(300)], workload=profile)
+    assert totals(seen) == [100 + 450] * 2
+    assert forecast.workers_needed(seen) == 2
+
+
 def test_a_rounding_error_needs_no_more_workers() -> None:
     """Ten workers lack 0.3 bytes each, which counts as enough."""
     seen = view([small(i) for i in range(2)], [data(2001)], workload=TRIPLE)
