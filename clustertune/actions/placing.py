@@ -273,8 +273,9 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
 
 def _may_stay(layout: Layout, home: Int64s, eligible: Bools) -> bool:
     """Whether these workers may hold the partitions, and each has some of its rows."""
-    filled = np.bincount(home[home >= 0], layout.rows[home >= 0], len(eligible)) > 0
-    return bool((home >= 0).all() and np.array_equal(filled, eligible))
+    if (home < 0).any() or not eligible[home].all():
+        return False
+    return bool((np.bincount(home, layout.rows, len(eligible)) > 0)[eligible].all())
 
 
 def _too_much(layout: Layout, view: View, budget: Float64s) -> str:

@@ -216,6 +216,15 @@ def test_what_does_not_fit_is_an_error() -> None:
         plan(view(tiny, [UNEVEN]))
 
 
+def test_an_empty_partition_on_a_paused_worker_does_not_fit() -> None:
+    """Partitions may stay above the threshold only where workers may hold them."""
+    small = {"memory_limit": 700, "process": 0}
+    workers = [worker(0, status="paused"), worker(1, **small), worker(2, **small)]
+    seen = view(workers, [layout([0, 5, 5], [0, [1, 2], 2])])
+    with pytest.raises(CapacityError, match="does not fit"):
+        list(ACTIONS["rebalance"].propose(checks.run(seen), seen))
+
+
 # --- guards ---------------------------------------------------------------------------
 
 
