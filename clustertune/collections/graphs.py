@@ -212,6 +212,16 @@ def meta_of(x: Any) -> Any:
     return x._meta  # noqa: SLF001 (Dask's name)
 
 
+def has_arrow(frame: Any) -> bool:
+    """Return whether Arrow has values of a frame, whose copies share their memory."""
+    meta = meta_of(frame)
+    types = [*meta.dtypes] if meta.ndim > 1 else [meta.dtype]
+    return any(
+        isinstance(dtype, pd.ArrowDtype) or getattr(dtype, "storage", "") == "pyarrow"
+        for dtype in (*types, meta.index.dtype)
+    )
+
+
 def fixed_bytes(x: Any) -> int:
     """Return the bytes of each partition apart from its rows, as Dask counts them.
 

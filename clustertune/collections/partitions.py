@@ -411,7 +411,7 @@ def _cut(graph: Graph, cut: Cut, recut: Rechunk, kind: _Rows) -> None:
         sent: dict[int, list[Any]] = {}  # views by sender
         joined: list[Any] = []  # in the order of rows and blocks
         for _, old, start, stop, owner in parts:
-            view = kind.view(cut.keys[old], slice(start, stop))
+            view = kind.rows(cut.keys[old], start, stop, stays=owner == target)
             if owner != target:
                 views = sent.setdefault(owner, [])
                 views.append(view)
@@ -444,10 +444,15 @@ class _Rows:
         self.copy: Callable[[Any], Any] = (
             copy if plain else operator.methodcaller("copy")
         )
+        self.has_arrow = not self.given.array and graphs.has_arrow(collection)
 
-    def view(self, partition: Key, rows: slice) -> Task:
-        """Return rows of an old partition."""
-        return self.given.take(TaskRef(partition), rows)
+    def rows(self, partition: Key, start: int, stop: int, *, stays: bool) -> Task:
+        """Return rows of an old partition; ``stays``: on its worker."""
+        wanted: Any = slice(start, stop)
+        # copies of Arrow's columns would keep all of the old partition in memory
+        if stays and self.has_arrow:
+            wanted = Task(None, np.arange, start, stop)
+        return self.given.take(TaskRef(partition), wanted)
 
     def partition(self, parts: Sequence[Task], *, as_sent: bool) -> Task:
         """Return a partition of parts; a single one ``as_sent`` is not copied."""
