@@ -481,16 +481,12 @@ class Partitions:
             partition = Task(None, operator.methodcaller("tocsr"), partition)
         return Task(None, operator.getitem, partition, rows)
 
-    def join(self, parts: Sequence[Any], blocks: Sequence[int] | None = None) -> Task:
-        """Return a task that joins parts along rows, and blocks of columns.
-
-        ``blocks`` are the numbers of blocks in the dimensions after the rows.
-        """
+    def join(self, parts: Sequence[Any]) -> Task:
+        """Return a task that joins parts along rows, and blocks of columns."""
         if not self.array:
             return Task(None, dispatch.concat, List(*parts))
-        blocks = self.blocks if blocks is None else blocks
         # a single block needs no nested lists
-        blocks = () if math.prod(blocks) == 1 else blocks
+        blocks = () if math.prod(self.blocks) == 1 else self.blocks
         # Dask finds a type that holds the numbers of all parts
         join = partial(_concatenate2, axes=list(range(1 + len(blocks))))
         joined = Task(None, join, nested(parts, blocks))
