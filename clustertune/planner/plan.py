@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -285,7 +286,7 @@ def _lost(old: Layout, new: Layout) -> Iterator[str]:
     before = {m.label: m for m in old.collections}
     for label in before.keys() - {m.label for m in new.collections}:
         yield f"{label} is missing"
-    times = layouts.copies(new) / layouts.copies(old)
+    times = Fraction(layouts.copies(new), layouts.copies(old))
     for now in new.collections:
         was = before.get(now.label)
         if was is None:
@@ -306,7 +307,7 @@ def _lost(old: Layout, new: Layout) -> Iterator[str]:
 
 
 def _changed_rows(
-    was: CollectionInfo, now: CollectionInfo, times: float
+    was: CollectionInfo, now: CollectionInfo, times: Fraction
 ) -> Iterator[str]:
     """Yield changes of row counts; a rechunk is no change.
 
@@ -320,6 +321,6 @@ def _changed_rows(
     if was.keys == now.keys and not np.array_equal(was.rows, now.rows):
         yield f"partitions of {now.label} have other rows than before"
         return
-    had, has = int(was.rows.sum() * times), int(now.rows.sum())
+    had, has = int(int(was.rows.sum()) * times), int(now.rows.sum())
     if had != has:
         yield f"{now.label} had {had:,} rows and has {has:,}"

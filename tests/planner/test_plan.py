@@ -543,6 +543,17 @@ def test_copies_of_an_eval_set_are_its_rows_again() -> None:
     assert short == ("Xv had 14 rows and has 13", "yv had 14 rows and has 13")
 
 
+def test_one_more_copy_of_an_eval_set_loses_no_row() -> None:
+    """The numbers of rows are exact: 2,500 * 11 * (12 / 11) is less than 30,000."""
+
+    def copied(n: int) -> Layout:
+        own: Any = {"made_here": True}
+        own["keys"] = tuple(("copied-Xv", i) for i in range(n))
+        return layout([2500] * n, [0] * n, ("Xv",), label="eval_set[0]", **own)
+
+    assert lost_rows(seen(ALL_ON_ONE, copied(11)), seen(ALL_ON_ONE, copied(12))) == ()
+
+
 def test_a_member_that_this_call_has_made_was_not_there() -> None:
     """A collection that was not there before is not a changed one."""
     more = layout(ROWS, [0, 0, 0, 0], ("X", "y", "z"))
