@@ -379,8 +379,10 @@ def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
         return Division(old)
     n_partitions = min(total, _count_for(layout, view))
     most = -(-total // n_partitions)
-    if not trains:
-        return Division(near(old, most))  # only scored, so rows need not be even
+    if not trains:  # only scored, so rows need not be even
+        rows, n_workers = near(old, most), len(view.eligible_workers)
+        enough = len(rows) >= min(total, n_workers)
+        return Division(rows if enough else even(total, n_partitions))
     weights = layouts.weights(view)
     rows, target = _divided(layout, most, view, about)
     share = np.maximum(total * weights / weights.sum(), _ROUNDING)

@@ -303,6 +303,16 @@ def test_copies_are_not_cut():
     assert chunking.divide(data, at, []).rows.tolist() == [7, 7, 0]
 
 
+def test_every_worker_gets_rows_of_an_eval_set():
+    """Parts of up to three rows would be three parts, for four workers."""
+    valid = layout([9], [0], ("Xv",), label="eval_set[0]")
+    at = seen(layout([8] * 4, range(4)), workers=4, needs={"eval_everywhere": True})
+    at = replace(at, layouts=(*at.layouts, valid))
+    about = [f for f in checks.run(at) if f.check == "eval_sets"]
+    assert [f.fixed_by for f in about] == ["rechunk"]
+    assert chunking.divide(valid, at, about).rows.tolist() == [2, 2, 2, 3]
+
+
 # --- classes --------------------------------------------------------------------------
 
 
