@@ -264,12 +264,13 @@ def drop_rows(
         data = f"dask.array.ma.getdata({name})"
         keep = f"~(dask.array.isnan({data}) | dask.array.ma.getmaskarray({name}))"
         keep = f"dask.array.isfinite({name})" if infinite else keep
+        key = collection.keys[0]  # it has a number for each dimension
+        wide = isinstance(key, tuple) and len(key) > 2
     else:
         keep = f"{name}.notnull()"
         keep = f"~{name}.isin([numpy.inf, -numpy.inf])" if infinite else keep
-    # a frame would set single values to NaN, also in other frames
-    if collection.kind == "dataframe" or (collection.columns or 1) > 1:
-        keep = f"({keep}).all(axis=1)"
+        wide = collection.kind == "dataframe"
+    keep = f"({keep}).all(axis=1)" if wide else keep
     kept = ", ".join(f"{name}[keep]" for name in names)
     line = f"keep = {keep}; {', '.join(names)} = {kept}"
     return run(edit(layout.labels, line), ", which drops these rows")

@@ -257,6 +257,21 @@ def healthy(like: Any) -> Any:
     return X, X[X.select_dtypes("number").columns[0]]
 
 
+@pytest.mark.parametrize("kind", ["array", "frame"])
+def test_missing_labels_of_two_dimensions(client: Client, kind: str) -> None:
+    """The remedy drops rows; a mask of two dimensions would drop values of X."""
+    X, y = numbers(kind)
+    if kind == "array":
+        y = da.where(y == 2.0, np.nan, y)[:, None]
+    else:
+        y = y.replace(2.0, np.nan).to_frame("y")
+    situation = Situation(client, {"X": X, "y": y}, deep=True)
+    situation.apply("nonfinite_values")
+    X, y = dask.compute(situation.names["X"], situation.names["y"])
+    assert (X.shape, y.shape) == ((N - 1, 2), (N - 1, 1))
+    np.testing.assert_array_equal(np.asarray(X)[:, :1], y)
+
+
 @pytest.mark.parametrize(
     ("labels", "kind", "local"),
     [  # each two of the values come together
