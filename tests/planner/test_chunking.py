@@ -331,6 +331,21 @@ def test_partitions_that_can_be_shared_out():
     assert present.sum(axis=0).tolist() == [2, 2]
 
 
+def test_partitions_are_cut_for_classes_once():
+    """A requested number is requested again in each round, and the cuts stay."""
+    labels = np.array([*"a" * 500, *"b" * 500])
+    found = array(1000)
+    for _ in range(2):
+        former = found
+        data = labelled(*np.split(labels, np.cumsum(former)[:-1]))
+        at = seen(data, workers=3, needs={"needs_all_classes": True}, rechunk=3)
+        rows = chunking.divide(data, at, []).rows
+        assert rows.tolist() == [333, 333, 334]
+        found, present = chunking.covering(data, rows, at, alone=False)
+        assert (present.sum(axis=0) >= 3).all()
+    assert found.tolist() == former.tolist()
+
+
 @pytest.mark.parametrize(
     ("data", "needs", "workers"),
     [
