@@ -37,6 +37,7 @@ from clustertune.core.wording import (
     plural,
     printable,
     seconds_text,
+    verb,
     workers_text,
 )
 from clustertune.planner import memory
@@ -137,7 +138,7 @@ def targets_still_run(args: Load | Moves | Rechunk, view: View) -> str | None:
     """Refuse to send partitions to a worker that has left or is paused."""
     running = {w.address for w in view.eligible_workers}
     away = [a for a in _targets(args) if a not in running]
-    return f"{names_text(away)} no longer runs" if away else None
+    return f"{names_text(away)} no longer {verb(away, 'runs')}" if away else None
 
 
 def partitions_are_in_memory(_args: object, view: View) -> str | None:
@@ -357,10 +358,9 @@ def notes(steps: Iterable[Step], view: View) -> tuple[str, ...]:
 
 
 def _running(workers: list[WorkerSnapshot], seconds: float) -> str:
-    verb = "runs" if len(workers) == 1 else "run"
     return (
-        f"{workers_text([w.id for w in workers])} {verb} tasks; the plan waits up to "
-        f"{seconds_text(seconds)} on each"
+        f"{workers_text([w.id for w in workers])} {verb(workers, 'runs')} tasks; the "
+        f"plan waits up to {seconds_text(seconds)} on each"
     )
 
 

@@ -32,7 +32,7 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.rules import MemoryAfterRun, free_bytes, step
-from clustertune.core.wording import bytes_text, names_text, plural
+from clustertune.core.wording import bytes_text, names_text, plural, verb
 from clustertune.errors import CapacityError
 from clustertune.planner.layouts import held_bytes
 
@@ -238,7 +238,8 @@ def too_little(rooms: Float64s, nbytes: float, each: float) -> str:
 
     ``rooms`` are the free bytes of the present workers, ``each`` those of a new one.
     """
-    text = f"{plural(len(rooms), 'worker')} have {bytes_text(rooms.sum())} free"
+    have = verb(range(len(rooms)), "has")
+    text = f"{plural(len(rooms), 'worker')} {have} {bytes_text(rooms.sum())} free"
     if not rooms.any():
         return f"{text}; free memory there, or add workers with n_workers="
     enough = len(rooms) + max(1, math.ceil((nbytes - rooms.sum()) / each))

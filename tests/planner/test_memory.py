@@ -190,6 +190,8 @@ def test_what_is_too_much() -> None:
         refuse_too_much(["X", "y"], 90 * MIB, TWO)
     with pytest.raises(CapacityError, match="about 3 workers"):
         refuse_too_much(["X"], 40 * MIB + 1, TWO)
+    with pytest.raises(CapacityError, match=r"1 worker has 30.0 MiB free; about 2"):
+        refuse_too_much(["X"], 40 * MIB, TWO[:1])
     with pytest.raises(CapacityError, match="free memory there, or add workers"):
         refuse_too_much(["X"], 1, np.zeros(2))
 
