@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -54,6 +54,7 @@ POLL = 0.05  # seconds between two looks at progress
 # Dask loads all spilled inputs of a task at once, so a task reads few bytes.
 BUNDLE = 2**24  # bytes of partitions that one task reads, unless one has more
 ROWS = 64  # row positions of each class, one for each worker
+SPARE = 8  # other workers that may read a partition
 
 
 # --- rows and digests -----------------------------------------------------------------
@@ -315,12 +316,15 @@ def _bind(
     workers: Sequence[str],
     known: Sequence[str],
 ) -> None:
-    """Bind tasks to workers that may get code, if possible to those with the data."""
-    turns = cycle(known)
+    """Bind each task to a few workers that may get code, its own among them.
+
+    Dask prefers the worker with the data. If that is paused or lost, another one reads.
+    """
+    turns, may = cycle(known), set(known)
     for label, homes in partitions.items():
         for task, (worker, _) in zip(graph.partitions[label], homes, strict=True):
-            own = workers[worker] if worker >= 0 else ""
-            graph.where[task] = own if own in known else next(turns)
+            own = may.intersection([workers[worker]] if worker >= 0 else ())
+            graph.where[task] = [*own.union(islice(turns, SPARE))]
 
 
 async def read(

@@ -250,7 +250,7 @@ SCIPY = "scipy.sparse."  # prefix of the names of its types on the scheduler
 
 @dataclass
 class Graph:
-    """Tasks, the worker of each, and the keys of the new partitions, by label.
+    """Tasks, the worker or workers of each, and keys of new partitions, by label.
 
     ``ends`` are keys by label, one for each partition, of the first and last value of
     its index. ``sources`` are the files of partitions by label, if known, for
@@ -259,7 +259,7 @@ class Graph:
     """
 
     tasks: dict[Key, Any] = field(default_factory=dict)
-    where: dict[Key, str] = field(default_factory=dict)
+    where: dict[Key, Any] = field(default_factory=dict)
     priority: dict[Key, int] = field(default_factory=dict)
     partitions: dict[str, list[Key]] = field(default_factory=dict)
     ends: dict[str, list[Key]] = field(default_factory=dict)

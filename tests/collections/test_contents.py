@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import dask
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import futures_of, wait
+from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import clustertune
@@ -21,6 +23,7 @@ from clustertune.integrations.libraries import GENERIC
 from clustertune.remote.worker import content
 from tests.builders import collection
 from tests.in_process import gen_cluster
+from tests.processes import soon
 
 
 def goal(**needs):
@@ -150,3 +153,24 @@ async def test_each_reads_its_own_beside_an_unknown_worker(c, s, a, b, d):
     )
     assert len(found["y"].partitions) == 9
     assert not any(w.transfer_incoming_log for w in (a, b, d))
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
+async def test_a_paused_worker_beside_an_unknown_one(c, s, a, b, d):
+    """Another worker that may get code reads the partitions of the paused one."""
+    y = c.persist(da.arange(4, chunks=2), workers=[b.address])
+    await wait(y)
+    b.status = Status.paused
+    await soon(lambda: s.workers[b.address].status is Status.paused)
+    work = contents.read(
+        c,
+        inputs.gather(y.reshape(-1, 1), y),
+        {"y": futures_of(y)},
+        {"y": content.finite},
+        [a.address, b.address, d.address],
+        approved=[a.address, b.address],
+        homes={"y": [(1, 0), (1, 1)]},
+    )
+    found = await asyncio.wait_for(work, 30)
+    assert len(found["y"].partitions) == 2
+    assert not any("contents-" in str(event) for event in d.state.log)
