@@ -320,7 +320,9 @@ def wanted_workers(view: View) -> int | None:
 def expected_workers(view: View) -> int:
     """Return how many workers will train, including those not started yet."""
     now = len(view.eligible_workers)
-    return now if view.goal.workers is not None else max(now, wanted_workers(view) or 0)
+    if view.goal.workers is not None or view.trainers is not None:
+        return now  # these alone train
+    return max(now, wanted_workers(view) or 0)
 
 
 # --- changes that help ----------------------------------------------------------------

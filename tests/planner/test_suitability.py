@@ -10,8 +10,8 @@ import pytest
 
 from clustertune import checks
 from clustertune.actions import ACTIONS
-from clustertune.core.model import Contents, Moves, Rechunk, View
-from clustertune.planner import layouts, suitability
+from clustertune.core.model import Contents, Moves, Rechunk, Unknown, View
+from clustertune.planner import forecast, layouts, suitability
 from clustertune.planner import plan as planner
 from clustertune.planner.hosts import nearby
 from clustertune.planner.suitability import attainable
@@ -248,3 +248,14 @@ def test_all_workers_of_a_host_train(seen: View) -> None:
     """One worker of a host trains only if its memory is known to be enough."""
     assert suitability.chosen(seen).trainers is None
     assert suitability.threads_of_task(seen) is None
+
+
+def test_workers_that_do_not_train_get_no_share() -> None:
+    """One worker of each host would get half of the data, not a quarter."""
+    limit = (200 * 2**20 + 2500) * 10 // 7  # 2500 bytes are free for a fit
+    seen = on_hosts([0, 1, 2, 3], memory_limit=limit)
+    seen = replace(seen, goal=replace(seen.goal, n_workers=4))
+    found = forecast.needs(seen)
+    assert not isinstance(found, Unknown)
+    assert not forecast.short(found)
+    assert suitability.chosen(seen).trainers is None
