@@ -214,11 +214,10 @@ async def held_bytes(
     if not wanted:
         return [{} for _ in groups]
     scheduler = await _scheduler(client)
-    holders: Mapping[Key, Sequence[str]]
-    sizes: Mapping[Key, int]
-    holders, sizes = await asyncio.gather(
-        scheduler.who_has(keys=wanted), scheduler.nbytes(keys=wanted, summary=False)
-    )
+    holders: Mapping[Key, Sequence[str]] = await scheduler.who_has(keys=wanted)
+    # Dask raises KeyError for the size of a key that it has forgotten
+    there = [key for key, held_by in holders.items() if held_by]
+    sizes: Mapping[Key, int] = await scheduler.nbytes(keys=there, summary=False)
     found = []
     for group in groups:
         held = Counter[str]()

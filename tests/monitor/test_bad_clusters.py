@@ -101,6 +101,17 @@ async def test_a_worker_dies_in_mid_poll(
         assert watched.unknown_since is None
 
 
+@gen_cluster(client=True, nthreads=TWO)
+async def test_bytes_of_lost_keys(c: Any, s: Any, a: Any, b: Any) -> None:
+    """The scheduler forgets scattered data that was lost; the other data counts."""
+    here = await c.scatter(1, workers=[a.address])
+    there = await c.scatter(2, workers=[b.address])
+    await b.close()
+    await soon(lambda: there.key not in s.tasks)
+    (found,) = await monitor.held_bytes(c, [[here.key, there.key]])
+    assert found == {a.address: s.tasks[here.key].nbytes}
+
+
 def test_a_worker_that_hangs_while_it_is_watched(local_cluster: Any) -> None:
     """Snapshots continue, and have the duration of its silence."""
     _, client = local_cluster(2)
