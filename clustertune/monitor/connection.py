@@ -49,6 +49,9 @@ def sync(
     """
     if client.asynchronous:
         return client.sync(function, *args, **kwargs)
+    loop: Any = client.loop
+    if loop.asyncio_loop.is_closed():  # it has ended with the client
+        refuse_closed(client)
     work: asyncio.Future[Any] | None = None
     stopped = False
 

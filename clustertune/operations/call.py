@@ -390,11 +390,13 @@ def operate(
 
     ``fields`` are further attributes of :class:`Procedure`.
     """
+    given = inputs.of_rows(collections)
+    check_client(client, given)
     procedure = Procedure(
         client=client,
         name=name,
         steps=steps,
-        given=inputs.of_rows(collections),
+        given=given,
         workers=arguments.names("workers", workers),
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
@@ -406,7 +408,6 @@ def operate(
 
 async def carry_out(procedure: Procedure) -> Report:
     """Carry out a procedure, and report; errors carry the report so far."""
-    check_client(procedure.client, procedure.given)
     run = RunningCall(procedure)
     return await run.finish(
         _work(procedure, run),

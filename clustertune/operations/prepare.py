@@ -457,4 +457,5 @@ def last_report(client: Client) -> Any:
     --------
     >>> clustertune.last_report(client).save("report.html")         # doctest: +SKIP
     """
+    check_client(client)
     return sync(client, inquiry.last_report, client)

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from distributed import (
     Client,
+    LocalCluster,
     Scheduler,
     SpecCluster,
     Worker,
@@ -31,7 +32,7 @@ from clustertune.monitor import inquiry
 from clustertune.remote import ship
 from tests import in_process
 from tests.builders import verify
-from tests.processes import soon, stop_stealing, until
+from tests.processes import IN_PROCESS, soon, stop_stealing, until
 
 #: tasks stay on the workers that are named, however busy these are
 gen_cluster = partial(
@@ -461,6 +462,24 @@ def test_not_an_array_by_mistake(local_cluster):
         p.shape  # noqa: B018
     (X,) = p
     assert X.shape == (10, 2)
+
+
+def test_a_client_that_is_closed_or_none():
+    """The error has a fix, also after the event loop has ended with the client."""
+    with LocalCluster(n_workers=1, **IN_PROCESS) as cluster, Client(cluster) as client:
+        p = clustertune.prepare(client, da.ones((10, 2), chunks=5))
+    assert client.loop.asyncio_loop.is_closed()
+    for call in (
+        clustertune.restart_workers,
+        clustertune.last_report,
+        lambda client: clustertune.hold(client).__enter__(),
+        lambda _: p.verify(),
+    ):
+        with pytest.raises(errors.ConnectionLostError, match="the client is closed"):
+            call(client)
+    for call in (clustertune.restart_workers, clustertune.last_report):
+        with pytest.raises(TypeError, match="client must be a .* it was str"):
+            call("tcp://127.0.0.1:8786")
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
