@@ -344,7 +344,8 @@ def disk(path: str) -> list[Any]:
         for p in psutil.disk_partitions(all=True)
         if os.path.commonpath([p.mountpoint, os.path.realpath(path)]) == p.mountpoint
     ]
-    nearest = max(inside, key=lambda p: len(p.mountpoint), default=None)
+    # the last mount at a place hides the others: a disk hides its automount
+    nearest = max(reversed(inside), key=lambda p: len(p.mountpoint), default=None)
     return [nearest.fstype if nearest else "", usage.total, usage.free]
 
 

@@ -267,6 +267,15 @@ def test_disks(path):
     assert free <= total
 
 
+def test_an_automounted_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the place of its automount, which is listed before."""
+    (tmp_path / "self").mkdir()
+    mounts = ("sda / ext4 rw 0 0", "a /tmp autofs rw 0 0", "nas:/t /tmp nfs4 rw 0 0")
+    (tmp_path / "self/mounts").write_text("".join(f"{x}\n" for x in mounts))
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert probe.disk("/tmp")[0] == "nfs4"
+
+
 def test_digests_of_rows_do_not_depend_on_partitions() -> None:
     """Another number of workers may cut the same rows otherwise."""
     values = np.arange(40, dtype="f4").reshape(10, 4)
