@@ -405,7 +405,7 @@ def failed_fits(scheduler: Any, worker: Any) -> list[Any]:
     for ts in list(worker.processing):
         if not is_training(ts):
             continue
-        wanted = (key for client in ts.who_wants for key in client.wants_what)
+        wanted = (key for cs in ts.who_wants or () for key in cs.wants_what)
         fit = [t for t in wanted if t.prefix is ts.prefix and is_training(t)]
         if any(_has_left(scheduler, t) for t in fit):
             found.update(t for t in fit if t.state in COMING)

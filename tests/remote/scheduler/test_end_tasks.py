@@ -7,6 +7,7 @@ import os
 import socket
 from typing import Any
 
+import dask
 import dask.array as da
 import psutil
 import pytest
@@ -18,6 +19,7 @@ import clustertune
 from clustertune.cli import main
 from clustertune.remote import ship
 from clustertune.remote.scheduler.mover import ManagerHold
+from clustertune.remote.scheduler.release import failed_fits
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
 from tests.in_process import gen_cluster
@@ -122,6 +124,18 @@ def test_endless_tasks_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         del task
 
     test()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_training_within_a_graph(c: Any, s: Any, a: Any) -> None:
+    """No client wants its task, only a later one; it is the member of no fit."""
+    inner = dask.delayed(until_open)("gate", dask_key_name="_train_part-1")
+    outer = c.compute(dask.delayed(int)(inner), optimize_graph=False)
+    worker = s.workers[a.address]
+    await soon(lambda: worker.processing)
+    assert failed_fits(s, worker) == []
+    await Event("gate").set()
+    await outer
 
 
 @gen_cluster(nthreads=TWO, **NANNIES)
