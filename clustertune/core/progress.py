@@ -160,4 +160,5 @@ def _in_terminal() -> bool:
 def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return type(shell).__name__ == "ZMQInteractiveShell"
+    # that of Colab has a class of its own, which is derived from it
+    return any(x.__name__ == "ZMQInteractiveShell" for x in type(shell).__mro__)

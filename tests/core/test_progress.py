@@ -146,6 +146,15 @@ def test_in_ipython_it_is_shown_in_a_terminal_only(
     assert stderr.getvalue() == "clustertune: did: it\n"
 
 
+def test_colab_is_a_notebook(stderr: Stderr, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shell has a class of its own, which is derived from that of Jupyter."""
+    ipython = ModuleType("IPython")
+    jupyter = type("ZMQInteractiveShell", (), {})
+    ipython.get_ipython = type("Shell", (jupyter,), {})
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    assert stderr.progress(wanted=None).notebook
+
+
 def test_a_notebook_keeps_one_line() -> None:
     """A notebook updates one output, which it stores with the result."""
     nbformat = pytest.importorskip("nbformat")
