@@ -111,7 +111,8 @@ def printable(text: str | int, *, longest: int | None = None) -> str:
 def code(value: Literal) -> str:
     """Return the Python code of a value, which may have untrusted text."""
     if isinstance(value, str):
-        return printable(json.dumps(value))
+        # the escapes of JSON for rare characters, such as emojis, are not Python's
+        return printable(json.dumps(value, ensure_ascii=False))
     if isinstance(value, dict):
         return f"{{{', '.join(f'{code(k)}: {code(v)}' for k, v in value.items())}}}"
     if isinstance(value, bool | int):

@@ -17,6 +17,8 @@ from clustertune.core.wording import code
         ({"OMP": "1"}, '{"OMP": "1"}'),
         ("1.5 GiB", '"1.5 GiB"'),
         ("a\x1b[2J", '"a\\u001b[2J"'),
+        ("Gr\u00f6\u00dfe", '"Gr\u00f6\u00dfe"'),
+        ("\U0001f600", '"\U0001f600"'),
     ],
 )
 def test_code(value: object, text: str) -> None:
