@@ -338,9 +338,13 @@ class Monitor(ClientContext):
 
         Raises
         ------
+        RuntimeError
+            The monitor has not begun.
         Exception
             The error that ended the monitor before it was closed.
         """
+        if self._task is None:
+            raise RuntimeError("iterate in a block of this monitor: async with monitor")
         last: Snapshot | None = None
         while not self._closed:
             if self._snapshots and self._snapshots[-1] is not last:

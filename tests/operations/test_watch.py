@@ -52,6 +52,13 @@ async def test_each_block_needs_its_own(c, s, a, b):
                 pass
 
 
+@gen_cluster(client=True, nthreads=[])
+async def test_iteration_without_a_block(c, s):
+    """It would wait without an end."""
+    with pytest.raises(RuntimeError, match="in a block of this monitor"):
+        await anext(aiter(clustertune.Monitor(c)))
+
+
 @gen_cluster(client=True, nthreads=TWO)
 async def test_no_call_on_workers_after_the_first_look(c, s, a, b):
     """Facts that do not change are read once."""
