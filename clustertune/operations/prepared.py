@@ -196,11 +196,15 @@ class Prepared(ClientContext):
             with suppress(IncompleteError):
                 await run.cluster.look(lambda *_: None)
         except asyncio.TimeoutError as late:
-            raise TimedOutError(
-                "partitions that were lost were not computed again within "
-                f"{seconds_text(self._call.timeout)}, so their values could not be "
-                "compared; give a longer timeout"
-            ) from late
+            raise self._late("their values could not be compared") from late
+
+    def _late(self, consequence: str) -> TimedOutError:
+        """The error of a look that has waited for lost partitions for too long."""
+        return TimedOutError(
+            "partitions that were lost were not computed again within "
+            f"{seconds_text(self._call.timeout)}, so {consequence}; give prepare a "
+            "longer timeout"
+        )
 
     async def samples(self) -> dict[str, Any]:
         """Return rows, and digests of some, of each collection, by label.
@@ -285,6 +289,8 @@ class Prepared(ClientContext):
         VerificationError
             A partition is lost, has other rows, is apart from its companions or on
             another worker, or a worker lacks its replica of an eval set.
+        TimedOutError
+            Lost partitions were not computed again within the ``timeout`` of the call.
         """
         return sync(self.client, self._verify, settle=settle)
 
@@ -297,6 +303,8 @@ class Prepared(ClientContext):
             now = suitability.chosen(await _settled(run.cluster, seconds))
         except IncompleteError as gone:
             raise VerificationError(f"looking again found: {gone}") from gone
+        except asyncio.TimeoutError as late:
+            raise self._late("the data could not be verified") from late
         run.journal.add(now, checks.run(now, run.settings))
         # memory is not compared: other work may have taken some since
         was = self._journal.views[-1]

@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask import delayed
-from distributed import futures_of, wait
+from distributed import Event, futures_of, wait
 from distributed.core import Status
 
 import clustertune
@@ -74,6 +74,21 @@ async def test_an_eval_set_with_companions(c, s, *workers):
         c, p.X, p.y, qid=p.qid, eval_set=p.eval_set, estimator="lightgbm_rank"
     )
     assert again.report.steps == ()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_verify_has_the_time_limit_of_the_call(c, s, a, b):
+    """A busy worker does not compute lost partitions again."""
+    p = await clustertune.prepare(c, da.ones((120, 3), chunks=(20, 3)))
+    busy = c.submit(lambda: Event("gate").wait(60), workers=[a.address])
+    await soon(lambda: a.state.executing_count)
+    await b.close()
+    await soon(lambda: any(f.status == "lost" for f in futures_of(p.X)))
+    p._call = replace(p._call, timeout=0.5)
+    with pytest.raises(TimedOutError, match=r"not computed again .* be verified"):
+        await p.verify()
+    await Event("gate").set()
+    await busy
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
