@@ -107,7 +107,7 @@ async def _prepare(call: Call, estimator: object) -> Prepared:
     )
     report = await run.finish(work, journal.status, journals.page_facts)
     # the goal with the ids of workers that the call found, and without finished parts
-    goal = journal.views[-1].goal
+    goal = replace(journal.views[-1].goal, n_workers=None)
     done = replace(call, given=cluster.data.given, goal=goal, look=LookOptions())
     model = None if isinstance(estimator, str) else estimator
     return Prepared(done, cluster, journal, report, model)

@@ -297,7 +297,7 @@ class Prepared(ClientContext):
     async def _verify(self, *, settle: bool) -> Report:
         """Compare the data with the end of the call."""
         run, start = RunningCall(self._call), monotonic()
-        await run.cluster.open(self._call.workers)
+        await run.cluster.open(None)
         seconds = DROP_SECONDS if settle else 0.0
         try:
             now = suitability.chosen(await _settled(run.cluster, seconds))

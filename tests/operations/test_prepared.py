@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask import delayed
-from distributed import Event, futures_of, wait
+from distributed import Event, Worker, futures_of, wait
 from distributed.core import Status
 
 import clustertune
@@ -74,6 +74,21 @@ async def test_an_eval_set_with_companions(c, s, *workers):
         c, p.X, p.y, qid=p.qid, eval_set=p.eval_set, estimator="lightgbm_rank"
     )
     assert again.report.steps == ()
+
+
+@gen_cluster(client=True, nthreads=THREE)
+async def test_verify_after_other_workers_came_and_went(c, s, a, b, d):
+    """It does not repeat the request for workers; a lost one has lost its rows."""
+    x = da.ones((120, 3), chunks=(20, 3))
+    p = await clustertune.prepare(c, x, n_workers=3)
+    named = await clustertune.prepare(c, x + 1, workers=[a.address, b.address])
+    async with Worker(s.address, nthreads=1):
+        assert (await p.verify()).status == "fine"
+        assert (await named.verify()).status == "fine"
+        await b.close()
+        for prepared in (p, named):
+            with pytest.raises(VerificationError, match="looking again found"):
+                await prepared.verify()
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

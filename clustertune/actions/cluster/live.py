@@ -115,7 +115,8 @@ class LiveCluster:
             self._computes = _can_compute(statuses)
         entries = identity["workers"].items()
         known = {a: monitor.worker_id(a, entry) for a, entry in entries}
-        wanted = None if workers is None else _named(workers, known)
+        # the goal of a finished call has the ids of its workers, which may have left
+        wanted = self.goal.workers if workers is None else _named(workers, known)
         await monitor.install_plugin(self.client, identity)
         if isinstance(self.goal.n_workers, int):
             n_workers, there = self.goal.n_workers, identity["workers"]
