@@ -268,6 +268,8 @@ class ClientContext(ABC):
     async def _end(self) -> None: ...
 
     def __enter__(self) -> Self:
+        if self.client.asynchronous:  # the block would not wait for its begin
+            raise TypeError("the client is asynchronous; begin the block: async with")
         self._abandoned = False
         try:
             sync(self.client, self._begin_whole)
@@ -316,6 +318,8 @@ class ClientContext(ABC):
         return asyncio.shield(self._ending)
 
     async def __aenter__(self) -> Self:
+        if not self.client.asynchronous:  # it has another event loop
+            raise TypeError("the client is synchronous; begin the block: with")
         await self._begin_whole()
         return self
 

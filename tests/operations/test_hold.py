@@ -25,7 +25,7 @@ from clustertune.operations.hold import Measures
 from clustertune.operations.surviving import UNKNOWN, FitWatch
 from tests.builders import snapshot, worker
 from tests.in_process import gen_cluster
-from tests.processes import soon, until, workers_of
+from tests.processes import IN_PROCESS, soon, until, workers_of
 
 TWO = [("127.0.0.1", 1)] * 2
 
@@ -306,6 +306,20 @@ async def test_an_error_in_the_block(c: Any, s: Any, a: Any, b: Any) -> None:
             raise ZeroDivisionError
     assert s.plugins["clustertune"].holds.active() == []
     assert not [t for t in asyncio.all_tasks() if "Hold" in t.get_coro().__qualname__]
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_a_block_without_async(c: Any, s: Any) -> None:
+    """The block would not be held, without an error."""
+    with pytest.raises(TypeError, match="block: async with"):
+        clustertune.hold(c).__enter__()
+
+
+def test_an_async_block_with_a_synchronous_client() -> None:
+    """Its connections are those of another event loop."""
+    with LocalCluster(**IN_PROCESS, n_workers=0) as cluster, Client(cluster) as client:
+        with pytest.raises(TypeError, match="block: with"):
+            asyncio.run(clustertune.hold(client).__aenter__())
 
 
 @gen_cluster(client=True, nthreads=TWO)
