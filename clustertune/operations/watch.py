@@ -339,11 +339,11 @@ class Monitor(ClientContext):
         Raises
         ------
         RuntimeError
-            The monitor has not begun.
+            The monitor has not begun, or this is not the event loop of its client.
         Exception
             The error that ended the monitor before it was closed.
         """
-        if self._task is None:
+        if self._task is None or not self.client.asynchronous:
             raise RuntimeError("iterate in a block of this monitor: async with monitor")
         last: Snapshot | None = None
         while not self._closed:

@@ -154,6 +154,8 @@ def test_with_a_synchronous_client():
                 await soon(lambda: len(monitor.snapshots) > n)
 
             client.sync(more)
+            with pytest.raises(RuntimeError, match="in a block of this monitor"):
+                asyncio.run(_add_all(monitor, []))  # in another event loop
         assert monitor.snapshots
 
 
