@@ -115,7 +115,11 @@ def lost(client: Client, error: BaseException) -> ConnectionLostError | None:
 
 
 def refuse_closed(client: Client) -> None:
-    """Refuse a client that was closed, or has lost its scheduler."""
+    """Refuse a client that was closed, or has lost its scheduler, or has none yet."""
+    if client.status == "newly-created":
+        raise ConnectionLostError(
+            "the client is not connected yet; wait for it first: client = await client"
+        )
     if client.status == "connecting":
         why = ConnectionResetError("the client lost its connection to it")
         raise ConnectionLostError(not_answering(why))

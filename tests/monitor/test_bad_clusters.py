@@ -164,6 +164,16 @@ async def test_a_scheduler_that_is_gone() -> None:
     await client.close()
 
 
+@gen_cluster(nthreads=[])
+async def test_a_client_that_was_not_awaited(s: Any) -> None:
+    """The error does not advise to make another one."""
+    client = Client(s.address, asynchronous=True)
+    with pytest.raises(ConnectionLostError, match="client = await client"):
+        await clustertune.check(client)
+    async with client:
+        await clustertune.check(client)
+
+
 # --- names and texts that want to harm ------------------------------------------------
 
 EVIL = "\x1b[2J<script>alert(1)</script>\r\n\u202e"
