@@ -17,7 +17,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
@@ -49,7 +49,8 @@ RUNS_INTERVAL = 30.0  # seconds between two reads of past runs
 HOLD_SECONDS = 3.0  # for which a condition must hold before it begins
 GONE_SECONDS = 10.0  # for which it must be gone before it ends
 
-Subject = tuple[str, tuple[str | int, ...]]
+Member = tuple[tuple[str, ...], str | int | None]
+"""A kind of finding, and one of the workers that it is about; None: it names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,43 +77,54 @@ class _Seen:
 
 
 class Watch:
-    """Turns the findings of each look into events."""
+    """Turns the findings of each look into events.
+
+    A finding may be about several workers, and about others at the next look. So each
+    of its workers begins and ends a condition, and the last of them ends the finding.
+    """
 
     def __init__(self) -> None:
-        self._seen: dict[Subject, _Seen] = {}
+        self._seen: dict[Member, _Seen] = {}
 
     def events(self, now: float, found: Iterable[Finding]) -> list[Event]:
         """Return the events of one look, at epoch seconds."""
-        for subject, finding in _by_subject(found).items():
-            seen = self._seen.setdefault(subject, _Seen(finding, now, now))
-            seen.finding, seen.last = finding, now
-        events: list[Event] = []
-        for subject, seen in list(self._seen.items()):
+        for finding in found:
+            if finding.severity in (Severity.warning, Severity.critical):
+                for member in _members(finding):
+                    seen = self._seen.setdefault(member, _Seen(finding, now, now))
+                    seen.finding, seen.last = finding, now
+        began: dict[int, Event] = {}  # by the id of the finding
+        gone: dict[int, _Seen] = {}
+        for member, seen in list(self._seen.items()):
             if not seen.begun and seen.last < now:
-                del self._seen[subject]  # it did not hold
+                del self._seen[member]  # it did not hold
             elif not seen.begun and now - seen.first >= HOLD_SECONDS:
                 seen.begun = True
-                began = Event(time=seen.first, kind="began", finding=seen.finding)
-                events.append(began)
+                event = Event(time=seen.first, kind="began", finding=seen.finding)
+                began.setdefault(id(seen.finding), event)
             elif seen.begun and now - seen.last >= GONE_SECONDS:
-                events.append(Event(time=seen.last, kind="ended", finding=seen.finding))
-                del self._seen[subject]
-        return events
+                gone[id(seen.finding)] = self._seen.pop(member)
+        ended = [
+            Event(time=seen.last, kind="ended", finding=seen.finding)
+            for seen in gone.values()
+            if not any(self._has_begun(m) for m in _members(seen.finding))
+        ]
+        return [*began.values(), *ended]
+
+    def _has_begun(self, member: Member) -> bool:
+        return member in self._seen and self._seen[member].begun
 
     @property
     def current(self) -> tuple[Finding, ...]:
         """Findings that have begun and not ended, worst first."""
-        held = [s.finding for s in self._seen.values() if s.begun]
-        return tuple(sorted(held, key=lambda f: -f.severity))
+        held = {id(s.finding): s.finding for s in self._seen.values() if s.begun}
+        return tuple(sorted(held.values(), key=lambda f: -f.severity))
 
 
-def _by_subject(found: Iterable[Finding]) -> dict[Subject, Finding]:
-    """Warnings and critical findings by check and subject."""
-    return {
-        (f.check, f.subject): f
-        for f in found
-        if f.severity in (Severity.warning, Severity.critical)
-    }
+def _members(finding: Finding) -> Iterator[Member]:
+    # findings of one check with other evidence are about another problem
+    kind = (finding.check, *finding.evidence)
+    yield from ((kind, one) for one in finding.subject or (None,))
 
 
 class Monitor(ClientContext):

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import dask
 import dask.array as da
@@ -365,6 +366,33 @@ def test_information_is_no_event():
     """Information and unknown results are no events."""
     some = [finding(severity=s) for s in (Severity.info, Severity.unknown)]
     assert told(*((t, some) for t in range(9)))[0] == []
+
+
+def test_a_worker_that_stays_holds_it():
+    """On a large cluster others come and go at each look."""
+    looks = [(t, [finding(subject=(1, 2 + t))]) for t in range(5)]
+    looks += [(t, []) for t in range(5, 16)]
+    assert told(*looks)[0] == [("began", 0), ("ended", 4)]
+
+
+def test_another_worker_does_not_end_it():
+    """The finding is about both then, and ends with the last of them."""
+    one, both = finding(), finding(subject=(1, 2))
+    looks = [(t, [one]) for t in range(5)]
+    looks += [(t, [both]) for t in range(5, 20)]
+    assert told(*looks)[0] == [("began", 0), ("began", 5)]
+    looks += [(t, [one]) for t in range(20, 40)]
+    looks += [(t, []) for t in range(40, 50)]
+    assert told(*looks)[0] == [("began", 0), ("began", 5), ("ended", 39)]
+
+
+def test_another_problem_of_the_same_workers():
+    """The findings of one check with other evidence do not hide each other."""
+    low, high = finding(), replace(finding(), evidence={"limit_bytes": 1})
+    looks = [(t, [low, high]) for t in range(5)] + [(t, [low]) for t in range(5, 16)]
+    events, watch = told(*looks)
+    assert events == [("began", 0), ("began", 0), ("ended", 4)]
+    assert watch.current == (low,)
 
 
 def test_each_subject_for_itself():
