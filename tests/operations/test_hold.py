@@ -162,6 +162,30 @@ async def test_what_happens_is_said(
     assert "worker 1 left meanwhile" in str(held.measures)
 
 
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_worker_that_pauses_again(
+    c: Any, s: Any, a: Any, b: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    """The second pause is reported, too, after the end of the first one."""
+    monkeypatch.setattr("clustertune.operations.watch.HOLD_SECONDS", 0.1)
+    monkeypatch.setattr("clustertune.operations.watch.GONE_SECONDS", 0.2)
+
+    def reports(kind: str) -> int:
+        begin = f"{kind}: critical worker 0 is paused"
+        return sum(text.startswith(begin) for text in messages(caplog))
+
+    with caplog.at_level(logging.WARNING, "clustertune"):
+        async with clustertune.hold(c) as held:
+            held.monitor.interval = 0.05
+            for n in (1, 2):
+                a.memory_manager.memory_pause_fraction = 1e-9
+                a.status = Status.paused
+                await soon(lambda n=n: reports("began") == n)
+                a.memory_manager.memory_pause_fraction = False
+                a.status = Status.running
+                await soon(lambda n=n: reports("ended") == n)
+
+
 @gen_cluster(client=True, nthreads=TWO, Worker=Nanny)
 async def test_a_killed_worker_that_came_back(
     c: Any, s: Any, a: Any, b: Any, caplog: pytest.LogCaptureFixture
