@@ -160,5 +160,5 @@ def _in_terminal() -> bool:
 def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    # that of Colab has a class of its own, which is derived from it
+    # the class of the shell of Colab is derived from that of Jupyter
     return any(x.__name__ == "ZMQInteractiveShell" for x in type(shell).__mro__)

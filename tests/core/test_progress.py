@@ -147,7 +147,7 @@ def test_in_ipython_it_is_shown_in_a_terminal_only(
 
 
 def test_colab_is_a_notebook(stderr: Stderr, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its shell has a class of its own, which is derived from that of Jupyter."""
+    """The class of its shell is derived from that of Jupyter."""
     ipython = ModuleType("IPython")
     jupyter = type("ZMQInteractiveShell", (), {})
     ipython.get_ipython = type("Shell", (jupyter,), {})
