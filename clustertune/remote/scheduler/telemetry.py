@@ -154,7 +154,7 @@ class WorkerChanges:
 
     def note_event(self, topic: str, event: Any) -> None:
         """Record the reason in an event of Dask; any client may log any event."""
-        if type(event) is not dict or not self.processes:
+        if type(event) is not dict:
             return
         action, process = event.get("action"), self.processes.get(topic)
         if action == "closing-worker" and process is not None:

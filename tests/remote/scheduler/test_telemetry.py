@@ -378,6 +378,17 @@ async def test_few_logs_are_read_at_the_same_time(c: Any, s: Any) -> None:
         assert begun_reads.count(False) == MAX_READS
 
 
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_the_memory_of_the_only_worker(c: Any, s: Any, a: Any) -> None:
+    """The event of its nanny may arrive after its removal."""
+    last, address = await begun(c), a.address
+    await a.close()
+    await soon(lambda: not s.workers)
+    await c.log_event("worker-restart-memory", {"worker": address, "rss": 5})
+    (change,) = (await coming(c, s, last))["changes"]
+    assert change["recorded"]["rss"] == 5
+
+
 @gen_cluster(client=True, nthreads=TWO)
 async def test_events_that_a_client_made_up(c: Any, s: Any, a: Any, b: Any) -> None:
     """They cannot remove a worker, and garbage ends nothing."""
