@@ -341,9 +341,12 @@ async def test_a_block_without_async(c: Any, s: Any) -> None:
 
 def test_an_async_block_with_a_synchronous_client() -> None:
     """Its connections are those of another event loop."""
-    with LocalCluster(**IN_PROCESS, n_workers=0) as cluster, Client(cluster) as client:
-        with pytest.raises(TypeError, match="block: with"):
-            asyncio.run(clustertune.hold(client).__aenter__())
+    with (
+        LocalCluster(**IN_PROCESS, n_workers=0) as cluster,
+        Client(cluster) as client,
+        pytest.raises(TypeError, match="block: with"),
+    ):
+        asyncio.run(clustertune.hold(client).__aenter__())
 
 
 @gen_cluster(client=True, nthreads=TWO)
