@@ -167,13 +167,13 @@ class _Work:
             prepared.drop_copies()
         self.attempts.clear()
 
-    def watch(self, prepared: Prepared) -> None:
+    def watch(self, prepared: Prepared) -> FitWatch:
         """Watch the workers of the prepared data during the block of ``prepared``."""
         self.attempts.append(prepared)
         rounds = None
         if self.continuation is not None:
             rounds = self.continuation.rounds(self.step[1], self._own_kwargs())
-        prepared.watch = FitWatch(
+        prepared.watch = watch = FitWatch(
             self.client,
             rounds=rounds,
             workers=prepared.members,
@@ -183,6 +183,7 @@ class _Work:
         if not self.placement:
             self.placement = prepared.placement
         self.begins.append(self._begin(prepared))
+        return watch
 
     def _begin(self, prepared: Prepared) -> str:
         """Return where an attempt begins, and after which time since a loss."""
@@ -436,12 +437,13 @@ class _Work:
 def _attempts(work: _Work, prepared: Prepared) -> Any:
     while True:
         loss: Loss | None = None
-        work.watch(prepared)
+        watch = work.watch(prepared)
         with work.explained(prepared), prepared:
             with work.naming_loss():
                 sync(work.client, work.compare, prepared)
             try:
                 with work.equipped(prepared) as fit_model:
+                    sync(work.client, watch.turn)
                     fit_model()
             except Exception as error:  # noqa: BLE001, raised unless a worker was lost
                 loss = sync(work.client, prepared.lost, error)

@@ -153,6 +153,14 @@ class FitWatch:
                 said = text
             await asyncio.sleep(RETRY)
 
+    async def turn(self) -> None:
+        """Wait until no other fit begins its training, before this one begins."""
+        while self.rounds:  # tasks of other libraries are not known by their keys
+            answer = await self._ask("turn")
+            if not answer.get("wait"):
+                break
+            await asyncio.sleep(INTERVAL)
+
     async def close(self) -> None:
         """End a fit that has lost a worker, and free its workers, if that is not done.
 

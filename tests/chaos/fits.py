@@ -125,9 +125,13 @@ def _play(case: Case, cluster: LocalWorkers) -> tuple[str, list[str], str, bool]
     fault = threading.Thread(
         target=_inject, args=(case, cluster, addresses, injected, over), daemon=True
     )
-    other = threading.Thread(target=_train, args=(cluster, over), daemon=True)
+    begun = threading.Event()
+    other = threading.Thread(
+        target=_train, args=(case, cluster, begun, over), daemon=True
+    )
     if case.kind == "kill while another trains":
         other.start()
+        begun.wait(DEADLINE)
     fault.start()
     work.start()
     seconds = DEADLINE + FROZEN.get(case.kind, 0.0)
@@ -173,15 +177,32 @@ def _fit(
         result["error"] = error
 
 
-def _train(cluster: LocalWorkers, over: threading.Event) -> None:
-    """Train as a second client until the round is over; its fits may lose workers."""
+def _train(
+    case: Case,
+    cluster: LocalWorkers,
+    begun: threading.Event,
+    over: threading.Event,
+) -> None:
+    """Train as a second client until the round is over; its fits may lose workers.
+
+    It calls ``fit``, or the library in a hold. Then it begins while the first fit
+    trains: two trainings that begin at once wait for each other, as with Dask alone.
+    """
     X, y = fits.lazy(seed=1)
     while not over.is_set():
         model = fits.model("xgboost", n_estimators=200)
         model.client = cluster.watch
-        held = clustertune.hold(cluster.watch, on_lost_worker="cancel")
-        with suppress(Exception), cluster.watch.as_current(), held:
-            model.fit(X, y)
+        with suppress(Exception):
+            if case.seed % 2:
+                clustertune.fit(cluster.watch, model, X, y, progress=False)
+            else:
+                held = clustertune.hold(cluster.watch, on_lost_worker="cancel")
+                with cluster.watch.as_current(), held:
+                    model.fit(X, y)
+        begun.set()
+        while not (case.seed % 2 or over.wait(0.02)):
+            if cluster.watch.run_on_scheduler(state)["round"]:
+                break
 
 
 def _broken(case: Case, cluster: LocalWorkers, error: Any, result: Any) -> Any:

@@ -8,7 +8,7 @@ once, although the training library may wait for that worker without an end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from time import monotonic, time
 from typing import Any
 
@@ -27,6 +27,7 @@ TICK = 0.5  # seconds between two looks at heartbeats
 # it has read the waiting ones.
 GAP = 5.0  # seconds between two looks from which on they may wait
 CATCH_UP = 10.0  # seconds in which they are read
+BEGIN = 10.0  # seconds in which the training tasks of a fit arrive once it may train
 
 
 class Fit:
@@ -50,6 +51,8 @@ class Fit:
         #: ones are of another fit in the same hold, such as the user's next try.
         self.torn = set[str]()
         self.cancelled = False
+        self.turn: float | None = None  # when it was told to train
+        self.idle = set(members)  # addresses of members without its training task
         self.version = 0
         self.changed = asyncio.Event()
 
@@ -159,7 +162,12 @@ class Fits:
                 was = self.training.get(key)
                 if was is not None and was[0] not in self.scheduler.workers:
                     self.moved[key] = was
-                self.training[key] = ts.processing_on.address, id_of(ts.processing_on)
+                address = ts.processing_on.address
+                self.training[key] = address, id_of(ts.processing_on)
+                owners = self._owners([key])
+                for fit in self.running.values():
+                    if fit.owner in owners:
+                        fit.idle.discard(address)
         elif finish in ("memory", "erred", "forgotten"):
             # in other states its worker may be gone: see worker_removed
             self.training.pop(key, None)
@@ -213,18 +221,20 @@ class Fits:
         fit = self.running.get(name)
         if fit is None:
             return {"ended": True}
-        if do == "note":
-            return self._note(fit, **arguments)
-        if do == "state":
-            return self._state(fit, **arguments)
         if do == "cancel":
             cancelled = self._cancel(fit, **arguments)
             if fit.cancelled:
                 self.holds.protects_nothing(name)
             return {"cancelled": cancelled, "over": fit.cancelled}
-        if do == "stuck":
-            return self._stuck(fit, **arguments)
-        return {"checkpoint": fit.model}
+        if do == "checkpoint":
+            return {"checkpoint": fit.model}
+        known: dict[str, Callable[..., Any]] = {
+            "note": self._note,
+            "state": self._state,
+            "stuck": self._stuck,
+            "turn": self._turn,
+        }
+        return known[do](fit, **arguments)
 
     def _note(
         self,
@@ -236,6 +246,7 @@ class Fits:
     ) -> dict[str, Any]:
         """Record what rank 0 reports; return whether it shall send a checkpoint."""
         fit.round, fit.metric = round, metric[:200]
+        fit.idle.clear()  # also those that have no rows after all
         if fit.first is None:
             fit.first = (round, monotonic())
         if model is not None:
@@ -246,6 +257,21 @@ class Fits:
                 fit.too_large = len(model)
         fit.change()
         return {"checkpoint": fit.wanted}
+
+    def _turn(self, fit: Fit) -> dict[str, Any]:
+        """Return whether a fit may train now: one at a time begins its training.
+
+        Tasks of two trainings may reach the workers in other orders. Each training then
+        has some of the threads, and waits for the others without an end.
+        """
+        now = monotonic()
+        for other in self.running.values():
+            waits = other.idle.intersection(self.scheduler.workers)
+            is_late = other.turn is None or now - other.turn > BEGIN
+            if other is not fit and waits and not (other.cancelled or is_late):
+                return {"wait": True}
+        fit.turn = now
+        return {}
 
     async def _state(self, fit: Fit, after: int, wait: float) -> dict[str, Any]:
         """Return the state of a fit once it is newer than ``after``, or in a while."""

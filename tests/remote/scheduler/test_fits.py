@@ -296,3 +296,31 @@ async def test_a_member_that_has_left_before_the_fit_begins(c, s, a, b):
     fits.begin("fit", c.id, None, [(a.address, "w-0"), (gone, "w-1")])
     (lost,) = fits.running["fit"].lost.values()
     assert lost == {"worker": "w-1", "address": gone, "how": "left", "number": 1}
+
+
+@gen_cluster(client=True)
+async def test_one_fit_at_a_time_begins_its_training(c, s, a, b):
+    """Else each of two trainings may get some of the threads, and wait for the rest."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    fits = s.plugins[NAME].fits
+    members = [(a.address, 0), (b.address, 1)]
+    gate.clear()
+    async with Client(s.address, asynchronous=True) as other:
+        fits.begin("first", c.id, 10, members)
+        fits.begin("second", other.id, 10, members)
+        try:
+            assert fits.answer("first", "turn") == {}
+            assert fits.answer("second", "turn") == {"wait": True}
+            first = c.submit(train, key="_train_part-1", workers=[a.address])
+            await soon(lambda: a.state.executing_count)
+            assert fits.answer("second", "turn") == {"wait": True}
+            second = c.submit(train, key="_train_part-2", workers=[b.address])
+            await soon(lambda: b.state.executing_count)
+            assert fits.answer("second", "turn") == {}
+            # the training of the second fit does not come
+            assert fits.answer("first", "turn") == {"wait": True}
+            fits.running["second"].turn -= 60
+            assert fits.answer("first", "turn") == {}
+        finally:
+            gate.set()
+        await wait([first, second])
