@@ -60,7 +60,7 @@ class HostCpus:
 
 
 def without_parking(snapshot: Snapshot) -> Workers:
-    """Return the workers, without those that only keep the keys of a restart."""
+    """Return the workers that do more than keep the keys of a restart."""
     return tuple(w for w in snapshot.workers if not w.parking)
 
 

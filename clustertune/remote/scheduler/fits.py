@@ -246,7 +246,7 @@ class Fits:
     ) -> dict[str, Any]:
         """Record what rank 0 reports; return whether it shall send a checkpoint."""
         fit.round, fit.metric = round, metric[:200]
-        fit.idle.clear()  # also those that have no rows after all
+        fit.idle.clear()  # also members without rows
         if fit.first is None:
             fit.first = (round, monotonic())
         if model is not None:
