@@ -20,7 +20,7 @@ from clustertune.core.report import Report
 from clustertune.core.wording import plural
 from clustertune.errors import NoWorkersError, RefusedError
 from clustertune.integrations import managers
-from clustertune.operations.call import operate
+from clustertune.operations.call import check_client, operate
 from clustertune.planner import machines
 
 #: what restarts need in addition to a snapshot
@@ -489,6 +489,7 @@ def release_data(
     >>> clustertune.release_data(client, keep=[X, y])                # doctest: +SKIP
     >>> clustertune.release_data(client, X, y)                       # doctest: +SKIP
     """
+    check_client(client)
     kept = {f.key for f in futures_of(keep)}
     going = Counter(f.key for f in {id(f): f for f in futures_of(collections)}.values())
     if collections and kept:

@@ -477,7 +477,11 @@ def test_a_client_that_is_closed_or_none():
     ):
         with pytest.raises(errors.ConnectionLostError, match="the client is closed"):
             call(client)
-    for call in (clustertune.restart_workers, clustertune.last_report):
+    for call in (
+        clustertune.restart_workers,
+        clustertune.release_data,
+        clustertune.last_report,
+    ):
         with pytest.raises(TypeError, match=r"client must be a .* it was str"):
             call("tcp://127.0.0.1:8786")
 

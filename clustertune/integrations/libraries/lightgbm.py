@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from clustertune.core.profiles import NOT_NUMBERS, Profile
@@ -188,7 +188,7 @@ def _draws(model: Any) -> bool:
     params = model.get_params()
     kinds = (params["boosting_type"], params.get("data_sample_strategy"))
     shares = [params[name] for name in SHARES if name in params]
-    drawn = any(isinstance(one, int | float) and one < 1 for one in shares)
+    drawn = any(isinstance(one, Real) and one < 1 for one in shares)
     return drawn or "goss" in kinds or bool(params.get("extra_trees"))
 
 

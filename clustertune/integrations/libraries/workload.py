@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from clustertune.core.profiles import Profile
@@ -152,7 +153,7 @@ def parameter(estimator: object, name: str) -> Any:
 def is_below_one(estimator: object, name: str) -> bool:
     """Return whether a parameter is a share below 1, such as ``subsample=0.5``."""
     value = parameter(estimator, name)
-    return isinstance(value, int | float) and value < 1
+    return isinstance(value, Real) and value < 1
 
 
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

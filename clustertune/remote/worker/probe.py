@@ -333,6 +333,7 @@ def pools() -> list[list[Any]] | None:
     return [
         [str(p["user_api"]), str(p["prefix"]), int(p["num_threads"])]
         for p in threadpool_info()
+        if p["num_threads"]  # None: the library does not say
     ]
 
 

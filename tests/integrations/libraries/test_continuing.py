@@ -385,7 +385,11 @@ def test_what_lightgbm_cannot_continue(kind: str) -> None:
 def test_what_lightgbm_cannot_repeat(continued: bool) -> None:
     """It never promises the same trees after workers have changed."""
     difference = our_lightgbm.Boosting().difference
-    for params in ({"feature_fraction": 0.5}, {"extra_trees": True}):
+    for params in (
+        {"feature_fraction": 0.5},
+        {"subsample": np.float32(0.5)},
+        {"extra_trees": True},
+    ):
         assert "at random" in difference(lgbm(**params), continued=continued)
     assert "order of its workers" in difference(lgbm(), continued=continued)
 

@@ -15,6 +15,7 @@ import pandas as pd
 import psutil
 import pytest
 import scipy.sparse
+import threadpoolctl
 from distributed import Event, LocalCluster
 
 from clustertune.core.model import Details, Unknown
@@ -200,6 +201,13 @@ async def test_thread_pools(c, s, a, monkeypatch):
     """Pools are those of threadpoolctl; without it they are unknown."""
     pools = probe.worker_details(a, [])["pools"]
     assert all(n >= 1 for _, _, n in pools)
+    # as of a FlexiBLAS without a backend
+    unknown = {"user_api": "blas", "prefix": "libflexiblas", "num_threads": None}
+    known = {"user_api": "blas", "prefix": "libopenblas", "num_threads": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(threadpoolctl, "threadpool_info", lambda: [unknown, known])
+        pools = probe.worker_details(a, [])["pools"]
+        assert pools == [["blas", "libopenblas", 2]]
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
     assert probe.worker_details(a, [])["pools"] is None
 
