@@ -284,6 +284,7 @@ class FitWatch:
         answer["over"] = answer.get("over", True) or finished or not self.workers
         if answer["over"]:
             await self._restart(await self._stuck(), drop_data=False)
+            await self._ask("freed")
         return answer
 
     async def _restart(self, addresses: list[str], *, drop_data: bool) -> None:

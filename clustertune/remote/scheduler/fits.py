@@ -51,6 +51,7 @@ class Fit:
         #: ones are of another fit in the same hold, such as the user's next try.
         self.torn = set[str]()
         self.cancelled = False
+        self.freed = False  # whether its threads are free after that
         self.turn: float | None = None  # when it was told to train
         self.idle = set(members)  # addresses of members without its training task
         self.version = 0
@@ -134,7 +135,7 @@ class Fits:
         """
         fit = self.running.get(name)
         if fit is not None:
-            if fit.cancelled:
+            if fit.freed:
                 self.holds.protects_nothing(name)
             return
         self.running[name] = fit = Fit(owner, rounds, dict(workers))
@@ -223,9 +224,11 @@ class Fits:
             return {"ended": True}
         if do == "cancel":
             cancelled = self._cancel(fit, **arguments)
-            if fit.cancelled:
-                self.holds.protects_nothing(name)
             return {"cancelled": cancelled, "over": fit.cancelled}
+        if do == "freed":  # a plan that began earlier could wait for its threads
+            fit.freed = True
+            self.holds.protects_nothing(name)
+            return {}
         if do == "checkpoint":
             return {"checkpoint": fit.model}
         known: dict[str, Callable[..., Any]] = {

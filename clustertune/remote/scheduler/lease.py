@@ -133,14 +133,14 @@ class Holds:
         return list(self.kept.values())
 
     def protects_nothing(self, name: str) -> None:
-        """Let plans of other clients begin: the fit in this hold was cancelled."""
+        """Let plans of other clients begin: the fit in this hold has ended."""
         if name in self.kept:
-            self.kept[name]["cancelled"] = True
+            self.kept[name]["over"] = True
 
     def of_others(self, owner: str) -> dict[str, Any] | None:
         """A hold of another client that protects a fit, if there is one."""
         others = (h for h in self.active() if h["client"] != owner)
-        return next((h for h in others if "cancelled" not in h), None)
+        return next((h for h in others if "over" not in h), None)
 
 
 class Lease:

@@ -117,6 +117,10 @@ async def test_a_hold_that_is_taken_again_keeps_its_fit(c, s, a, b):
     plugin.fits.answer("name", "note", round=4, model=b"model")
     plugin.fits.running["name"].lose(b.address, "leaving")
     plugin.fits.answer("name", "cancel", reason="a test", finished=True)
+    # a plan could wait for its stuck threads, and the one that frees them for the plan
+    assert plugin.holds.of_others("another client")["label"] == "a fit"
+    plugin.fits.answer("name", "freed")
+    assert plugin.holds.of_others("another client") is None
     plugin.holds.forget(c.id, "it was silent")
     assert not plugin.lease.is_held("name")
     plugin._forget_client("another client")
@@ -203,6 +207,8 @@ async def test_a_training_that_begins_after_the_loss(c, s, a, b):
     await soon(lambda: "_acquire_port-1" in s.tasks)
     answer = fits.answer("name", "cancel", reason="a test")
     assert answer == {"cancelled": 1, "over": True}
+    assert plugin.holds.of_others("another client") is not None
+    fits.answer("name", "freed")
     assert plugin.holds.of_others("another client") is None
     await soon(bound.cancelled)
 
