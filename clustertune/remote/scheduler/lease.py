@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from time import time
+from time import monotonic, time
 from typing import Any, NamedTuple
 
 from clustertune.core import rules
@@ -30,6 +30,9 @@ GRACE = 15.0  # seconds without a message after which a client counts as lost
 TOPIC = "clustertune"  # of Dask's events
 SCHEDULER_OWNER = "clustertune"  # owner of a lease that belongs to no client
 MAX_RELEASED = 1000  # tokens
+#: seconds without a repetition after which a refused request has been given up; clients
+#: repeat it twice a second
+QUEUED = 3.0
 
 
 class LeaseEndedError(PermissionError):
@@ -153,6 +156,8 @@ class Lease:
         self.current: dict[str, Any] | None = None
         self.seconds = 0.0  # of ended leases
         self.released: deque[str] = deque(maxlen=MAX_RELEASED)
+        #: refused requests by token, oldest first, with the time of the last one
+        self.waiting: dict[str, tuple[dict[str, Any], float]] = {}
 
     def holder(self) -> dict[str, Any] | None:
         """Return the current lease; end it first if its client is lost."""
@@ -181,9 +186,29 @@ class Lease:
         holder = self.holder()
         if holder is not None:
             return public(holder)
-        return None if despite_holds else self.holds.of_others(owner)
+        if despite_holds:
+            return None
+        found = self.holds.of_others(owner)
+        # the first one may wait for a hold of this owner
+        return found if found or self.owns(owner) else self._first(token)
+
+    def wait(self, owner: str, label: str, token: str) -> None:
+        """Note a request for a lease that was refused, and that will be repeated."""
+        asked, _ = self.waiting.get(
+            token, ({"client": owner, "label": label, "since": time()}, 0.0)
+        )
+        self.waiting[token] = asked, monotonic()
+
+    def _first(self, token: str) -> dict[str, Any] | None:
+        """Return what has waited for longest, unless it is this request."""
+        now = monotonic()
+        recent = {t: w for t, w in self.waiting.items() if now - w[1] < QUEUED}
+        self.waiting = recent
+        first = next(iter(recent), token)
+        return None if first == token else recent[first][0]
 
     def grant(self, owner: str, label: str, token: str) -> None:
+        self.waiting.pop(token, None)
         holder = {"client": owner, "label": label, "since": time()}
         self.current = holder | {"token": token}
         self.owners.note(owner)
@@ -191,6 +216,7 @@ class Lease:
     def release(self, token: str) -> None:
         """End the lease of a token; refuse it if it is requested later."""
         self.released.append(token)
+        self.waiting.pop(token, None)
         if self.current is not None and self.current["token"] == token:
             self.end()
 

@@ -247,8 +247,9 @@ class ClustertunePlugin(SchedulerPlugin):
     ) -> dict[str, Any]:
         """Grant the lease or a hold, or return the holder that prevents it.
 
-        A hold blocks adaptive scaling and plans of other clients until it ends, except
-        a plan ``despite_holds``. It may protect a ``fit``, which are the other
+        Plans get the lease in the order of their requests, if they repeat them. A hold
+        blocks adaptive scaling and plans of other clients until it ends, except a plan
+        ``despite_holds``. It may protect a ``fit``, which are the other
         arguments of :meth:`Fits.begin`. The caller makes the token. So it can release
         the lease even if it is interrupted before the answer. A released token gets
         neither a lease nor a hold.
@@ -265,6 +266,8 @@ class ClustertunePlugin(SchedulerPlugin):
             if holder is None and self.jobs.are_running():
                 holder = _unfinished_move()
         if holder is not None:
+            if not hold:
+                self.lease.wait(owner, label, token)
             return {"holder": holder}
         if hold:
             self.holds.begin(owner, label, token)

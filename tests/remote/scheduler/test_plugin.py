@@ -332,6 +332,33 @@ async def test_a_hold_that_was_released_before_it_came(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_plans_get_the_lease_in_turn(c, s, a, b):
+    """A client that fits again and again does not shut out the others."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    holder = s.plugins[NAME]
+    async with (
+        Client(s.address, asynchronous=True) as one,
+        Client(s.address, asynchronous=True) as two,
+    ):
+        holder.acquire(c.id, "a fit", "hold", hold=True)
+        assert holder.acquire(one.id, "one", "1")["holder"]["label"] == "a fit"
+        assert holder.acquire(two.id, "two", "2")["holder"]["label"] == "a fit"
+        # the others wait for this client
+        assert "token" in holder.acquire(c.id, "prepare", "p")
+        await holder.release("p")
+        await holder.release("hold")
+        assert holder.acquire(c.id, "prepare", "q")["holder"]["label"] == "one"
+        assert holder.acquire(two.id, "two", "2")["holder"]["label"] == "one"
+        # what frees threads waits for no one
+        assert "token" in holder.acquire(c.id, "restart", "r", despite_holds=True)
+        await holder.release("r")
+        assert "token" in holder.acquire(one.id, "one", "1")
+        await holder.release("1")
+        await holder.release("2")  # it has been given up
+        assert "token" in holder.acquire(c.id, "prepare", "q")
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_a_scheduler_without_a_plugin(c, s, a, b):
     """A scheduler that was started again has no plugin; the error states it."""
     with pytest.raises(ConnectionLostError, match="started again"):
