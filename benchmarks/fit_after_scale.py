@@ -12,6 +12,7 @@ Options: `--rounds 6`, `--rows 1000000`, `--columns 50`, `--partitions 20`.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Callable, Generator
 from time import perf_counter
@@ -39,6 +40,7 @@ import clustertune
 VARIANTS = ("naive", "rebalance", "prepare", "even", "one_process")
 PARAMETERS = {"tree_method": "hist", "objective": "binary:logistic", "max_depth": 6}
 TREES = 50
+FEW = (2000, 50, 4)  # rows, columns and partitions of the warm-up
 Rounds = Generator[dict[str, float], None, None]
 
 
@@ -87,9 +89,12 @@ def variant(name: str, size: tuple[int, int, int]) -> Rounds:
         two = list(workers_of(client))
         loaded = two if name == "even" else two[:1]
         warm_up(client)
+        placed(name, client, *_pin(client, *blocks(*FEW), lambda _: two[0]))
         yield {}
         while True:
+            gc.collect()  # keys of the round before would be where they are
             X, y = _pin(client, *blocks(*size), lambda i: loaded[i % len(loaded)])
+            assert len(rows_per_worker(client, X)) == len(loaded)
             figures = placed(name, client, X, y)
             del X, y
             yield figures

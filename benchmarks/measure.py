@@ -7,6 +7,8 @@ other processes used the machine is run again.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import math
 import os
@@ -42,6 +44,7 @@ MOST_FOREIGN = 0.08  # fraction of CPU time that other processes may use in a ro
 MOST_TRIES = 4  # of one round
 ORPHANS = "orphans"  # CPU seconds of processes that a variant did not wait for
 ORPHAN_INTERVAL = 0.2  # seconds between two reads of their CPU time
+FIGURES = "figures: "  # the begin of what a kept process prints of a round
 RECORD = "CLUSTERTUNE_BENCHMARK_RECORD"  # variable with the path of the results
 
 
@@ -169,7 +172,8 @@ def run(
     A variant is ``script --variant NAME arguments...``; the last line that it prints is
     a JSON object of figures. Their names get the variant's name as a prefix. A round
     also has the fractions of CPU time that were ``idle`` and ``foreign``. ``kept``
-    processes start once and play all rounds, as :func:`serve` does.
+    processes start once and play all rounds, as :func:`serve` does; between their turns
+    they wait, with their clusters.
     """
     rounds: list[dict[str, float]] = []
     commands = {
@@ -209,9 +213,9 @@ def serve(rounds: Generator[Mapping[str, float], None, None]) -> None:
     """
     with closing(rounds):
         next(rounds)
-        print("{}", flush=True)
+        print(f"{FIGURES}{{}}", flush=True)
         for _ in sys.stdin:
-            print(json.dumps(next(rounds)), flush=True)
+            print(f"{FIGURES}{json.dumps(next(rounds))}", flush=True)
 
 
 def alternate(
@@ -279,8 +283,9 @@ def _kept(command: Sequence[str]) -> Iterator[Callable[[], dict[str, float]]]:
         def answer() -> dict[str, float]:
             for line in out:
                 # a library may have printed something without the end of its line
-                if line.endswith("}\n") and "{" in line:
-                    return dict(json.loads(line[line.index("{") :]))
+                _, found, figures = line.partition(FIGURES)
+                if found:
+                    return dict(json.loads(figures))
             raise subprocess.CalledProcessError(process.wait(), command)
 
         def play() -> dict[str, float]:
@@ -329,7 +334,7 @@ def _children() -> float:
 
 @contextmanager
 def orphans() -> Iterator[dict[str, float]]:
-    """CPU seconds of child processes that this process does not wait for.
+    """CPU seconds of child processes that end without a parent that waits for them.
 
     The system counts them as foreign. The figure is set at the end. Processes start and
     end during the block, so their times are read repeatedly.
@@ -337,11 +342,17 @@ def orphans() -> Iterator[dict[str, float]]:
     used: dict[int, float] = {}
     over = Event()
 
+    def read() -> None:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                used[process.pid] = _used([process])
+
     def watch() -> None:
         while not over.wait(ORPHAN_INTERVAL):
-            for process in psutil.Process().children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    used[process.pid] = _used([process])
+            read()
+
+    read()
+    before = sum(used.values()) - _children()
 
     watcher = Thread(target=watch, daemon=True)
     watcher.start()
@@ -351,7 +362,14 @@ def orphans() -> Iterator[dict[str, float]]:
     finally:
         over.set()
         watcher.join()
-        figures[ORPHANS] = sum(used.values())
+        figures[ORPHANS] = max(0.0, sum(used.values()) - _children() - before)
+
+
+def settle() -> int:
+    """Give freed memory back to the system; return the id of the process."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return os.getpid()
 
 
 def reset_peak() -> None:

@@ -38,11 +38,13 @@ from measure import (
     cluster,
     compare,
     machine,
+    orphans,
     peak,
     ratios,
     reset_peak,
     run,
     serve,
+    settle,
     show,
 )
 
@@ -129,7 +131,7 @@ def on_dask(name: str, few: Path, folder: Path) -> Rounds:
         yield fit(name, client, few)
         while True:
             # memory that the round before has freed would count in the peak
-            clustertune.trim_memory(client, progress=False)
+            client.run(settle)
             client.run(reset_peak)
             booster, figures = fit(name, client, folder)
             yield booster, figures | {"peak": max(client.run(peak).values())}
@@ -153,9 +155,11 @@ def on_ray(name: str, few: Path, folder: Path) -> Rounds:
     try:
         yield _fit_on_ray(few)[0], {}
         while True:
-            start = perf_counter()
-            booster, largest = _fit_on_ray(folder)
-            yield booster, {"seconds": perf_counter() - start, "peak": largest}
+            with orphans() as used:  # Ray does not wait for its training processes
+                start = perf_counter()
+                booster, largest = _fit_on_ray(folder)
+                seconds = perf_counter() - start
+            yield booster, {"seconds": seconds, "peak": largest, **used}
     finally:
         ray.shutdown()
 
@@ -194,6 +198,7 @@ def _train_on_ray() -> None:
 def in_one_process(name: str, few: Path, folder: Path) -> Rounds:
     both = {**PARAMETERS, "nthread": WORKERS}
     for each in chain([few], repeat(folder)):
+        settle()
         reset_peak()
         start = perf_counter()
         data = pd.read_parquet(each)

@@ -14,12 +14,9 @@ Options: `--rounds 6`, `--case big` (also `tiny`, `article`, `frame`), `--scale 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import logging
 import math
-import os
 import sys
 import warnings
 from collections import Counter
@@ -38,7 +35,16 @@ import numpy as np
 import pandas as pd
 import psutil
 from distributed import Client, futures_of, wait
-from measure import cluster, compare, interval, machine, ratios, run, workers_of
+from measure import (
+    cluster,
+    compare,
+    interval,
+    machine,
+    ratios,
+    run,
+    settle,
+    workers_of,
+)
 from tabulate import tabulate
 
 import clustertune
@@ -188,13 +194,6 @@ def warm_up(client: Client, case: Case, addresses: Sequence[str]) -> None:
     rechunk(client, "ours", load(client, fresh, addresses[:2]), few)
 
 
-def _settle() -> int:
-    """Return freed memory to the system; return the process id."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return os.getpid()
-
-
 @contextmanager
 def peaks(pids: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Increase of resident memory by worker, updated during the block."""
@@ -237,9 +236,9 @@ def variant(method: str, case: Case) -> Figures:
         receivers = [w for w in workers_of(client) if w not in sources]
         everyone = [*sources, *receivers]
         warm_up(client, case, everyone)
-        client.run(_settle)
+        client.run(settle)
         sleep(0.5)  # let background work end
-        with peaks(client.run(_settle)) as risen:
+        with peaks(client.run(settle)) as risen:
             new, seconds, nbytes = clocked(lambda: rechunk(client, method, old, case))
             figures = {"bare": seconds, "bare_bytes": nbytes}
             figures |= {"end": seconds, "end_bytes": nbytes}

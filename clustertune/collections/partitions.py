@@ -425,8 +425,8 @@ def _cut(graph: Graph, cut: Cut, recut: Rechunk, kind: _Rows) -> None:
             graph.sent.add(f"{PARTS}-{name}")
         # a sent array may begin anywhere in a message, and XGBoost refuses labels of an
         # eval set that are not aligned; a copy is
-        as_sent = bool(sent) and recut.copies == 1
-        task = kind.partition(joined, as_sent=as_sent)
+        is_copy = recut.copies == 1 if sent else kind.has_arrow
+        task = kind.partition(joined, is_copy=is_copy)
         graph.add(key, task, recut.workers[target], ARRIVING if sent else STAYING)
         graph.partitions[cut.label].append(key)
 
@@ -454,8 +454,8 @@ class _Rows:
             wanted = Task(None, np.arange, start, stop)
         return self.given.take(TaskRef(partition), wanted)
 
-    def partition(self, parts: Sequence[Task], *, as_sent: bool) -> Task:
-        """Return a partition of parts; a single one ``as_sent`` is not copied."""
+    def partition(self, parts: Sequence[Task], *, is_copy: bool) -> Task:
+        """Return a partition of parts; ``is_copy``: a single one is a copy already."""
         if len(parts) > 1:
             return self.given.join(parts)
-        return parts[0] if as_sent else Task(None, self.copy, *parts)
+        return parts[0] if is_copy else Task(None, self.copy, *parts)

@@ -299,22 +299,14 @@ class Hold(ClientContext):
 
     async def _report_events(self) -> None:
         """Report at once what a waiting library does not report."""
-        reported: set[tuple[str, tuple[str | int, ...]]] = set()
         try:
             async for snapshot in self.monitor:
                 self._observe(snapshot)
                 for event in self.monitor.take_events():
                     found: Finding = event.finding
-                    subject = found.check, found.subject
-                    if found.check not in REPORTED_CHECKS:
-                        continue
-                    if event.kind == "ended":  # it is reported if it begins again
-                        reported = {x for x in reported if x[0] != found.check}
-                        _report(str(event))
-                    elif subject not in reported:
-                        reported.add(subject)
-                        fix = f". {found.remedy}" if found.remedy else ""
-                        _report(f"{event}{fix}")
+                    if found.check in REPORTED_CHECKS:
+                        began = event.kind == "began" and found.remedy
+                        _report(f"{event}. {found.remedy}" if began else str(event))
         except Exception as error:  # noqa: BLE001, must be reported during the fit
             text = printable(repr(error), longest=200)
             _report(f"the hold stopped watching the cluster: {text}")

@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
@@ -49,8 +49,11 @@ RUNS_INTERVAL = 30.0  # seconds between two reads of past runs
 HOLD_SECONDS = 3.0  # for which a condition must hold before it begins
 GONE_SECONDS = 10.0  # for which it must be gone before it ends
 
-Member = tuple[tuple[str, ...], str | int | None]
-"""A kind of finding, and one of the workers that it is about; None: it names none."""
+Member = tuple[str, str | int | None, int]
+"""A check, one of the workers of its finding (None: it names none), and a number.
+
+The number tells findings of one check about the same worker apart.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ class _Seen:
     finding: Finding
     first: float
     last: float
+    members: Sequence[Member]  # all of the finding
     begun: bool = False
 
 
@@ -88,11 +92,10 @@ class Watch:
 
     def events(self, now: float, found: Iterable[Finding]) -> list[Event]:
         """Return the events of one look, at epoch seconds."""
-        for finding in found:
-            if finding.severity in (Severity.warning, Severity.critical):
-                for member in _members(finding):
-                    seen = self._seen.setdefault(member, _Seen(finding, now, now))
-                    seen.finding, seen.last = finding, now
+        for finding, members in _with_members(found):
+            for member in members:
+                seen = self._seen.setdefault(member, _Seen(finding, now, now, members))
+                seen.finding, seen.last, seen.members = finding, now, members
         began: dict[int, Event] = {}  # by the id of the finding
         gone: dict[int, _Seen] = {}
         for member, seen in list(self._seen.items()):
@@ -107,7 +110,7 @@ class Watch:
         ended = [
             Event(time=seen.last, kind="ended", finding=seen.finding)
             for seen in gone.values()
-            if not any(self._has_begun(m) for m in _members(seen.finding))
+            if not any(self._has_begun(m) for m in seen.members)
         ]
         return [*began.values(), *ended]
 
@@ -121,10 +124,16 @@ class Watch:
         return tuple(sorted(held.values(), key=lambda f: -f.severity))
 
 
-def _members(finding: Finding) -> Iterator[Member]:
-    # findings of one check with other evidence are about another problem
-    kind = (finding.check, *finding.evidence)
-    yield from ((kind, one) for one in finding.subject or (None,))
+def _with_members(
+    found: Iterable[Finding],
+) -> Iterator[tuple[Finding, Sequence[Member]]]:
+    """Warnings and critical findings, with what each is about."""
+    counts = Counter[tuple[str, str | int | None]]()
+    for finding in found:
+        if finding.severity in (Severity.warning, Severity.critical):
+            named = [(finding.check, one) for one in finding.subject or (None,)]
+            yield finding, [(*one, counts[one]) for one in named]
+            counts.update(named)
 
 
 class Monitor(ClientContext):

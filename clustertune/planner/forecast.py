@@ -348,7 +348,9 @@ def ways(view: View) -> tuple[Way, ...]:
     """Return single changes that give a fit enough memory, cheapest first."""
     changes = [c for c in options(view).values() if not short(_known(view, c))]
     n_workers = workers_needed(view)
-    if isinstance(n_workers, int) and n_workers > expected_workers(view):
+    asked = view.goal.n_workers
+    least = max(expected_workers(view), asked if isinstance(asked, int) else 0)
+    if isinstance(n_workers, int) and n_workers > least:
         changes.append(Change(n_workers=n_workers))
     changes.append(larger_workers(view))
     return tuple(Way(change, _text(change, view)) for change in changes)

@@ -208,7 +208,7 @@ async def test_a_scheduler_that_does_not_come_back(monkeypatch):
         await s.close()
         with pytest.raises(ConnectionLostError, match="could not connect again"):
             await iterating
-        assert client.status == "closed"
+        await soon(lambda: client.status == "closed")
         assert "failed (ConnectionLostError" in repr(monitor)
 
 
@@ -393,6 +393,16 @@ def test_another_problem_of_the_same_workers():
     events, watch = told(*looks)
     assert events == [("began", 0), ("began", 0), ("ended", 4)]
     assert watch.current == (low,)
+
+
+def test_another_threshold_does_not_end_it():
+    """Its evidence has another name then, and the memory is no lower."""
+    low, high = (
+        replace(finding(), evidence={name: 1})
+        for name in ("managed_bytes", "process_bytes")
+    )
+    looks = [(t, [(low, high)[t % 2]]) for t in range(20)]
+    assert told(*looks)[0] == [("began", 0)]
 
 
 def test_each_subject_for_itself():

@@ -19,7 +19,8 @@ from clustertune.remote.scheduler.state import id_of, is_parking
 #: beginnings of keys of tasks in which a library trains, or prepares its training.
 #: XGBoost names its training tasks "fn"; theirs name one worker and allow others.
 XGBOOST = "fn-"
-TASKS = (*TRAINING, XGBOOST, "_acquire_port-")
+PORTS = "_acquire_port-"  # of LightGBM, before its training tasks
+TASKS = (*TRAINING, XGBOOST, PORTS)
 MAX_MODEL = 2**28  # bytes of a checkpoint
 SILENT = 60.0  # seconds without a heartbeat after which a member counts as lost
 TICK = 0.5  # seconds between two looks at heartbeats
@@ -27,7 +28,9 @@ TICK = 0.5  # seconds between two looks at heartbeats
 # it has read the waiting ones.
 GAP = 5.0  # seconds between two looks from which on they may wait
 CATCH_UP = 10.0  # seconds in which they are read
-BEGIN = 10.0  # seconds in which the training tasks of a fit arrive once it may train
+#: seconds in which the training tasks of a fit arrive once it may train and no other
+#: training occupies its workers
+BEGIN = 10.0
 
 
 class Fit:
@@ -52,8 +55,8 @@ class Fit:
         self.torn = set[str]()
         self.cancelled = False
         self.freed = False  # whether its threads are free after that
-        self.turn: float | None = None  # when it was told to train
-        self.idle = set(members)  # addresses of members without its training task
+        self.turn = 0.0  # when it was told to train
+        self.idle = set[str]()  # members where its training tasks then have to arrive
         self.version = 0
         self.changed = asyncio.Event()
 
@@ -165,9 +168,10 @@ class Fits:
                     self.moved[key] = was
                 address = ts.processing_on.address
                 self.training[key] = address, id_of(ts.processing_on)
-                owners = self._owners([key])
-                for fit in self.running.values():
-                    if fit.owner in owners:
+                begin = [fit for fit in self.running.values() if fit.idle]
+                if begin and not key.startswith(PORTS):
+                    owners = self._owners([key])
+                    for fit in (fit for fit in begin if fit.owner in owners):
                         fit.idle.discard(address)
         elif finish in ("memory", "erred", "forgotten"):
             # in other states its worker may be gone: see worker_removed
@@ -262,18 +266,21 @@ class Fits:
         return {"checkpoint": fit.wanted}
 
     def _turn(self, fit: Fit) -> dict[str, Any]:
-        """Return whether a fit may train now: one at a time begins its training.
+        """Return whether a fit may train now: on each worker, one at a time begins.
 
         Tasks of two trainings may reach the workers in other orders. Each training then
         has some of the threads, and waits for the others without an end.
         """
-        now = monotonic()
+        now, there = monotonic(), self.scheduler.workers
+        occupied = {address for address, _ in self.training.values()}
         for other in self.running.values():
-            waits = other.idle.intersection(self.scheduler.workers)
-            is_late = other.turn is None or now - other.turn > BEGIN
-            if other is not fit and waits and not (other.cancelled or is_late):
+            if other is fit or other.cancelled or not other.idle & fit.members.keys():
+                continue
+            if occupied & other.idle:  # it may wait for these threads
+                other.turn = now
+            if now - other.turn <= BEGIN and other.idle.intersection(there):
                 return {"wait": True}
-        fit.turn = now
+        fit.turn, fit.idle = now, set(fit.members)
         return {}
 
     async def _state(self, fit: Fit, after: int, wait: float) -> dict[str, Any]:

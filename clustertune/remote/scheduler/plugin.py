@@ -23,6 +23,7 @@ from clustertune.remote.scheduler.bindings import Bindings, PreparedKeys
 from clustertune.remote.scheduler.fits import Fits
 from clustertune.remote.scheduler.jobs import Jobs
 from clustertune.remote.scheduler.lease import (
+    SCHEDULER_OWNER,
     Holds,
     Lease,
     LeaseEndedError,
@@ -266,7 +267,7 @@ class ClustertunePlugin(SchedulerPlugin):
             if holder is None and self.jobs.are_running():
                 holder = _unfinished_move()
         if holder is not None:
-            if not hold:
+            if not hold and owner != SCHEDULER_OWNER:  # a schedule asks with others
                 self.lease.wait(owner, label, token)
             return {"holder": holder}
         if hold:

@@ -304,8 +304,8 @@ async def test_a_member_that_has_left_before_the_fit_begins(c, s, a, b):
     assert lost == {"worker": "w-1", "address": gone, "how": "left", "number": 1}
 
 
-@gen_cluster(client=True)
-async def test_one_fit_at_a_time_begins_its_training(c, s, a, b):
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
+async def test_one_fit_at_a_time_begins_its_training(c, s, a, b, d):
     """Else each of two trainings may get some of the threads, and wait for the rest."""
     await monitor.install_plugin(c, await monitor.identify(c))
     fits = s.plugins[NAME].fits
@@ -314,8 +314,18 @@ async def test_one_fit_at_a_time_begins_its_training(c, s, a, b):
     async with Client(s.address, asynchronous=True) as other:
         fits.begin("first", c.id, 10, members)
         fits.begin("second", other.id, 10, members)
+        fits.begin("same client", c.id, 10, members)
+        fits.begin("elsewhere", other.id, 10, [(d.address, 2)])
         try:
             assert fits.answer("first", "turn") == {}
+            assert fits.answer("second", "turn") == {"wait": True}
+            assert fits.answer("elsewhere", "turn") == {}
+            # LightGBM's training tasks come after these
+            ports = [
+                c.submit(abs, i, key=f"_acquire_port-{i}", workers=[address])
+                for i, (address, _) in enumerate(members)
+            ]
+            await wait(ports)
             assert fits.answer("second", "turn") == {"wait": True}
             first = c.submit(train, key="_train_part-1", workers=[a.address])
             await soon(lambda: a.state.executing_count)
@@ -323,10 +333,14 @@ async def test_one_fit_at_a_time_begins_its_training(c, s, a, b):
             second = c.submit(train, key="_train_part-2", workers=[b.address])
             await soon(lambda: b.state.executing_count)
             assert fits.answer("second", "turn") == {}
-            # the training of the second fit does not come
-            assert fits.answer("first", "turn") == {"wait": True}
+            # its own tasks may wait for these threads
             fits.running["second"].turn -= 60
-            assert fits.answer("first", "turn") == {}
+            assert fits.answer("same client", "turn") == {"wait": True}
         finally:
             gate.set()
         await wait([first, second])
+        await soon(lambda: not fits.training)
+        # the training of the second fit does not come
+        assert fits.answer("same client", "turn") == {"wait": True}
+        fits.running["second"].turn -= 60
+        assert fits.answer("same client", "turn") == {}
