@@ -179,6 +179,7 @@ class Fits:
 
     def worker_removed(self, address: str) -> None:
         """Record the loss of a member, or of a worker that trained for the client."""
+        there = {id_of(ws) for ws in self.scheduler.workers.values() if self.running}
         every = (*self.training.items(), *self.moved.items())
         torn = {key: id for key, (where, id) in every if where == address}
         for key in torn:
@@ -187,6 +188,8 @@ class Fits:
         owners = self._owners(torn)
         for fit in self.running.values():
             its = torn and self._may_train_on(fit, owners)
+            if fit.cancelled and not its and fit.members.get(address) in there:
+                continue  # its next process is there: a plan has freed its threads
             if its:
                 trained = (ts.key for ts in self._trained(fit) if _is_of(ts, fit))
                 fit.torn = {*torn, *trained}

@@ -304,6 +304,25 @@ async def test_a_member_that_has_left_before_the_fit_begins(c, s, a, b):
     assert lost == {"worker": "w-1", "address": gone, "how": "left", "number": 1}
 
 
+@gen_cluster(client=True)
+async def test_a_restart_that_frees_threads_is_no_loss(c, s, a, b):
+    """Another client, whose fit has lost the same worker, may restart the others."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    fits = s.plugins[NAME].fits
+    # the former processes of a worker that is there, and of one that died
+    restarted, died = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"
+    fits.begin("fit", c.id, None, [(b.address, 1)])
+    fit = fits.running["fit"]
+    fit.members |= {restarted: 0, died: 7}
+    fits.answer("fit", "cancel", reason="a test", finished=True)
+    for address in (restarted, died):
+        fits.worker_removed(address)
+    assert [*fit.lost] == [died]
+    fit.cancelled = False  # its training was on that process
+    fits.worker_removed(restarted)
+    assert [*fit.lost] == [died, restarted]
+
+
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
 async def test_one_fit_at_a_time_begins_its_training(c, s, a, b, d):
     """Else each of two trainings may get some of the threads, and wait for the rest."""
