@@ -140,8 +140,8 @@ def main() -> None:
     chosen = parser.parse_args()
     size = (chosen.rows, chosen.columns, chosen.partitions)
     if chosen.variant:
-        play = one_process if chosen.variant == "one_process" else None
-        serve(play(size) if play else variant(chosen.variant, size))
+        is_alone = chosen.variant == "one_process"
+        serve(one_process(size) if is_alone else variant(chosen.variant, size))
         return
     print(f"{chosen.rows:,} x {chosen.columns} float32, {chosen.partitions} partitions,"
           f" hist, {TREES} trees; {machine()}, xgboost {xgb.__version__}")  # fmt: skip
