@@ -341,6 +341,9 @@ async def test_plans_get_the_lease_in_turn(c, s, a, b):
         Client(s.address, asynchronous=True) as two,
     ):
         holder.acquire(c.id, "a fit", "hold", hold=True)
+        # a schedule asks with another token each time, so it does not queue
+        refused = holder.acquire(lease.SCHEDULER_OWNER, "a scheduled restart", "s")
+        assert refused["holder"]["label"] == "a fit"
         assert holder.acquire(one.id, "one", "1")["holder"]["label"] == "a fit"
         assert holder.acquire(two.id, "two", "2")["holder"]["label"] == "a fit"
         # the others wait for this client
