@@ -88,7 +88,7 @@ BENCHMARKS = (
     Benchmark(
         "fit_after_scale",
         "XGBoost after 1 → 2 workers",
-        full=("--rows=500000",),
+        full=("--rows=400000",),
         quick=("--rounds=1", "--rows=100000"),
     ),
     Benchmark(

@@ -162,7 +162,7 @@ def main() -> None:
         headline=True,
     )
     gained = ratios(rounds, "naive.fit", "prepare.fit")
-    compare("fit / fit after prepare", gained, at_least=1.75)
+    compare("fit / fit after prepare", gained)
     even = ratios(rounds, "prepare.fit", "even.fit")
     compare("fit after prepare / fit on even rows", even, at_most=1.05)
     rebalanced = ratios(rounds, "rebalance.fit", "naive.fit")
