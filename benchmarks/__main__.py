@@ -100,7 +100,12 @@ BENCHMARKS = (
     _fit("lightgbm", "LightGBM", 0.15),
     _fit("kmeans", "KMeans of dask-ml", 0.5),
     _fit("ddp", "PyTorch DistributedDataParallel", 0.5),
-    Benchmark("rechunk", "Rechunk", quick=("--rounds=1", "--scale=50")),
+    Benchmark(
+        "rechunk",
+        "Rechunk",
+        full=("--scale=4",),
+        quick=("--rounds=1", "--scale=50"),
+    ),
     Benchmark(
         "placement",
         "Placement",
@@ -121,7 +126,7 @@ BENCHMARKS = (
     Benchmark(
         "restart",
         "Rolling restart",
-        full=("--variants=ours,reload,workers",),
+        full=("--variants=ours,reload,workers", "--mb=300"),
         quick=("--rounds=1", "--mb=100"),
     ),
     Benchmark(
@@ -133,7 +138,7 @@ BENCHMARKS = (
     Benchmark(
         "survive",
         "A fit that loses a worker",
-        full=("--trees=120",),
+        full=("--trees=80",),
         quick=("--rounds=1", "--mb=10", "--trees=60"),
     ),
     Benchmark("map_reduce", "`map_reduce`", quick=("--pairs=2", "--scale=20")),

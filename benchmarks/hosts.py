@@ -169,7 +169,7 @@ def fewest(held, rows, nbytes, rooms, *, whole):
         constraints=LinearConstraint(sparse.vstack([stays, load]), -np.inf, most),
         integrality=np.full(joined.nnz, int(whole)),
         bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 1e-4, "time_limit": SECONDS},
+        options={"mip_rel_gap": 1e-3, "time_limit": SECONDS},
     )
     least = result.mip_dual_bound if whole else result.fun
     return max(0.0, (1 + least) * nbytes.sum())
