@@ -148,7 +148,7 @@ def class_labels(view: View) -> Iterator[Finding]:
         collection.label: (collection, found)
         for collection in view.collections
         if variable(collection.label) == "y"
-        and (found := _labels(collection)) is not None
+        and (found := contents.distinct_labels(collection)) is not None
     }
     if "y" not in labels:  # it is unknown which numbers an eval set may have
         return
@@ -163,16 +163,6 @@ def class_labels(view: View) -> Iterator[Finding]:
                 evidence={"labels": len(found)},
                 remedy=remedies.number_classes(collection, training=label == "y"),
             )
-
-
-def _labels(collection: CollectionInfo) -> set[Any] | None:
-    """Return the different labels; None: unknown, texts or no classes."""
-    partitions = collection.contents.partitions if collection.contents else ()
-    found = [p.get("distinct") for p in partitions]
-    if not found or any(x is None for x in found):
-        return None
-    labels = {name for names in found for name in names or ()}
-    return None if any(isinstance(name, str) for name in labels) else labels
 
 
 # --- order ----------------------------------------------------------------------------
@@ -267,9 +257,11 @@ def differing_index(view: View) -> Iterator[Finding]:
     The check compares the indexes of frames, partition by partition. Arrays have none,
     so their order cannot be checked.
 
-    Remedy: Make X and y of one frame. Or join them by the index, if no value of it
-    repeats: ``frame = X.join(y.to_frame("_y")); X, y = frame[list(X.columns)],
-    frame["_y"]``.
+    Remedy: Make X and y of one frame. Or join them by the index, if it says which rows
+    belong together and no value of it repeats: ``frame = X.join(y.to_frame("_y")); X, y
+    = frame[list(X.columns)], frame["_y"]``. If the rows match by position, as after
+    ``pandas.Series(labels)``, drop the indexes: ``X, y = X.reset_index(drop=True),
+    y.reset_index(drop=True)``.
     """
     for layout in view.layouts:
         known = {m.label: _indexes(m) for m in layout.collections}

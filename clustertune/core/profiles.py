@@ -37,6 +37,7 @@ class TrainingShare:
     itemsize: int  # bytes of the widest number
     threads: int
     workers: int  # that train
+    outputs: int = 1  # trees of each round: one for each of three or more classes
 
 
 class FitMemory(Protocol):

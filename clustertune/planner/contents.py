@@ -129,6 +129,32 @@ def classes_of(layout: Layout) -> Classes | None:
     )
 
 
+def distinct_labels(collection: CollectionInfo) -> set[Any] | None:
+    """Return the different labels; None: unknown, texts or no classes."""
+    partitions = collection.contents.partitions if collection.contents else ()
+    found = [p.get("distinct") for p in partitions]
+    if not found or any(x is None for x in found):
+        return None
+    labels = {name for names in found for name in names or ()}
+    return None if any(isinstance(name, str) for name in labels) else labels
+
+
+def outputs(view: View) -> int:
+    """Return how many trees boosting grows in each round; 1 also if that is unknown.
+
+    A classifier grows one for each of three or more classes.
+    """
+    workload, layout = view.goal.workload, view.layouts[0]
+    number = 0
+    if workload.numbered_classes:
+        y = next((m for m in layout.collections if m.label == "y"), None)
+        number = len((y and distinct_labels(y)) or ())
+    elif workload.needs_all_classes:
+        classes = classes_of(layout)
+        number = len(classes.names) if classes else 0
+    return number if number > 2 else 1
+
+
 def needed_classes(layout: Layout, view: View) -> Classes | None:
     """Return the classes that every worker needs; None: none, or too few rows."""
     if view.goal.workload.needs_all_classes is False or layout is not view.layouts[0]:

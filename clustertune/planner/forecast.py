@@ -15,7 +15,9 @@ The sum may be at most ``memory_fraction`` of the worker's memory limit.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +34,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.profiles import ByteRange, TrainingShare
 from clustertune.core.wording import Literal, bytes_text, plural, variable
-from clustertune.planner import remedies
+from clustertune.planner import contents, remedies
 from clustertune.planner.layouts import (
     collection_bytes,
     held_bytes,
@@ -99,7 +101,7 @@ def demand(view: View, change: Change = NO_CHANGE) -> Demand | Unknown:
     """Return the bytes that a fit takes for all given data, wherever that is."""
     profile = _profile(view, change)
     divided = copied = 0.0
-    bounded = _fit_memory(view, change, 1.0, 1, 1) is not None
+    bounded = _fit_memory(view, change) is not None
     for number, layout in enumerate(view.layouts):
         amount = 0.0
         for collection in layout.collections:
@@ -117,30 +119,37 @@ def demand(view: View, change: Change = NO_CHANGE) -> Demand | Unknown:
 
 
 def _fit_memory(
-    view: View, change: Change, part: float, threads: int, n_workers: int
-) -> ByteRange | None:
-    """Return the bytes besides the data of a worker with a part of the training data.
+    view: View, change: Change
+) -> Callable[[float, int, int], ByteRange] | None:
+    """Return the memory of a fit, besides the data, of one worker.
 
-    None means that the library's profile has a multiple only, or that the shape of the
-    data is unknown.
+    The arguments are its part of the training data, its threads and the number of
+    workers that train. None means that the library's profile has a multiple only, or
+    that the shape of the data is unknown.
     """
-    profile = _profile(view, change)
-    if profile.fit_memory is None or not view.layouts:
+    memory = _profile(view, change).fit_memory
+    if memory is None or not view.layouts:
         return None
     X = view.layouts[0].collections[0]
     size, itemsize = _size(X, change), _itemsize(X, change)
     if isinstance(size, Unknown) or not X.columns or itemsize is None:
         return None
     rows = X.rows.sum() if X.rows is not None else size / (X.columns * itemsize)
-    share = TrainingShare(
-        rows=rows * part,
+    whole = TrainingShare(
+        rows=float(rows),
         all_rows=float(rows),
         columns=X.columns,
         itemsize=itemsize,
-        threads=threads,
-        workers=n_workers,
+        threads=1,
+        workers=1,
     )
-    return profile.fit_memory(share)
+    outputs = cache(lambda: contents.outputs(view))  # it reads all partitions
+
+    def of_worker(part: float, threads: int, n_workers: int) -> ByteRange:
+        own = replace(whole, rows=whole.all_rows * part, outputs=outputs())
+        return memory(replace(own, threads=threads, workers=n_workers))
+
+    return of_worker
 
 
 def needs(view: View, change: Change = NO_CHANGE) -> list[Need] | Unknown:
@@ -153,6 +162,7 @@ def needs(view: View, change: Change = NO_CHANGE) -> list[Need] | Unknown:
     parts = claim * (np.count_nonzero(claim) / n_workers / max(claim.sum(), 1.0))
     base = np.maximum(unmanaged_bytes(view), _profile(view, change).base_bytes)
     fixed = base + wanted.copied + (0 if change.release else _other_keys(view))
+    memory = _fit_memory(view, change)
     found = []
     for worker, nbytes, part in zip(
         view.now.workers, fixed.tolist(), parts.tolist(), strict=True
@@ -160,8 +170,9 @@ def needs(view: View, change: Change = NO_CHANGE) -> list[Need] | Unknown:
         available = limit(worker, view)
         if not part or isinstance(available, Unknown):
             continue
-        extra = _fit_memory(view, change, part, worker.nthreads, n_workers)
-        extra = extra or ByteRange(0, 0)
+        extra = ByteRange(0, 0)
+        if memory is not None:
+            extra = memory(part, worker.nthreads, n_workers)
         allowed = max(available, change.memory_limit) * view.goal.memory_fraction
         total, most = (nbytes + wanted.divided * part + n for n in extra)
         found.append(Need(total - allowed, total, most, allowed - nbytes, worker))
@@ -208,15 +219,16 @@ def peaks(view: View) -> dict[str | int, int]:
 
 def _held_bounds(view: View, training: Int64s) -> tuple[Float64s, Float64s] | None:
     """Return the least and the most bytes besides the data, by worker as placed."""
+    memory = _fit_memory(view, NO_CHANGE)
+    if memory is None:
+        return None
     trains = training > 0
     found = [
-        _fit_memory(view, NO_CHANGE, part, worker.nthreads, int(trains.sum()))
+        memory(part, worker.nthreads, int(trains.sum()))
         for worker, part in zip(
             view.now.workers, (training / max(1, training.sum())).tolist(), strict=True
         )
     ]
-    if any(bounds is None for bounds in found):
-        return None
     least, most = np.array(found, dtype=np.float64).T
     return least * trains, most * trains
 

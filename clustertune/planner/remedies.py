@@ -296,15 +296,26 @@ def sort_rows(layout: Layout, label: str) -> str:
 
 
 def join(layout: Layout, first: str, label: str) -> str:
-    """Return how to join a collection with another one by their indexes."""
+    """Return how to join a collection with another one by their indexes.
+
+    Rows may also match by position, with an index that says nothing: only the user
+    knows which.
+    """
     kinds = {m.label: m.kind for m in layout.collections}
     X, y = name_of(first), name_of(label)
+    pair = first, label
+    unindexed = edit(pair, f"{X}, {y} = {_unindexed(X)}, {_unindexed(y)}")
+    by_position = f"If the rows match by position, run `{unindexed}`."
     if (kinds[first], kinds[label]) != ("dataframe", "series"):
-        return f"Make {first} and {label} of one frame."
+        return f"Make {first} and {label} of one frame. {by_position}"
     frame = f'frame = {X}.join({y}.to_frame("_{y}"))'
     taken = f'{X}, {y} = frame[list({X}.columns)], frame["_{y}"]'
-    line = edit((first, label), f"{frame}; {taken}")
-    return run(line, ", which joins rows by the index")
+    line = edit(pair, f"{frame}; {taken}")
+    return f"If the index says which rows belong together, run `{line}`. {by_position}"
+
+
+def _unindexed(name: str) -> str:
+    return f"{name}.reset_index(drop=True)"
 
 
 def random_order(layout: Layout) -> str:

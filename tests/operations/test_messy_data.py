@@ -294,6 +294,20 @@ async def test_labels_in_another_order(
     assert p.report.status == "done"
 
 
+@gen_cluster(client=True, nthreads=TWO)
+async def test_labels_that_match_by_position(c: Any, s: Any, a: Any, b: Any) -> None:
+    """A join would mix up rows whose index says nothing; the remedy names both."""
+    mixed = numbers().sample(frac=1, random_state=1)
+    X = dd.from_pandas(mixed[["a", "b"]], npartitions=4, sort=False)
+    y = dd.from_pandas(pd.Series(mixed["a"].to_numpy()), npartitions=4)
+    with pytest.raises(AlignmentError, match="y have another order") as error:
+        await clustertune.prepare(c, X, y, estimator="xgboost")
+    names = run(error.value, line=1, X=X, y=y)
+    p = await clustertune.prepare(c, names["X"], names["y"], estimator="xgboost")
+    X, y = await c.gather(c.compute([p.X, p.y]))
+    assert X["a"].tolist() == y.tolist() == mixed["a"].tolist()
+
+
 @pytest.mark.parametrize("kind", ["pandas", "NumPy"])
 @pytest.mark.parametrize("model", MODELS)
 @gen_cluster(client=True, nthreads=TWO)

@@ -488,6 +488,35 @@ def wide(library: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored")
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_many_classes_take_gradients(local_cluster: Any, library: str) -> None:
+    """The data of a worker has 6 MB; gradients of 60 classes have 144 MB or more."""
+    from lightgbm import DaskLGBMClassifier
+    from xgboost.dask import DaskXGBClassifier
+
+    _, client = local_cluster(2)
+    rows, classes = 300_000, 60
+    X = da.random.default_rng(1).random((rows, 10), chunks=(50_000, 10), dtype="f4")
+    X, y = client.persist([X, (X[:, 0] * classes).astype("i4")])
+    wait([X, y])
+    model: Any = DaskXGBClassifier(n_estimators=2, max_depth=3)
+    if library == "lightgbm":
+        model = DaskLGBMClassifier(n_estimators=2, num_leaves=7, verbose=-1)
+    prepared = clustertune.prepare(client, X, y, estimator=model)
+    X, y = prepared
+    predicted = {w.worker: w.peak for w in prepared.report.workers}
+    del prepared
+    client.run(forget_peak)
+    model.client = client
+    model.fit(X, y)
+    entries = workers_of(client).items()
+    ids = {address: entry["id"] for address, entry in entries}
+    for address, taken in client.run(peak_memory).items():
+        assert 0.8 <= predicted[ids[address]] / taken <= MOST
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored")
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_wide_data_takes_histograms(local_cluster: Any, library: str) -> None:
     """The data has 46 MiB; histograms have 120 to 240 MiB."""
     _, client = local_cluster(2)

@@ -133,7 +133,7 @@ class HistMemory:
       for each further thread (``ParallelGHistBuilder``). All classes share them.
     - The matrix by rows (``GHistIndexMatrix``) and by columns (``ColumnMatrix``): a
       byte for each number, two above 256 bins.
-    - Gradients and predictions: 16 bytes for each row.
+    - Gradients and predictions: 16 bytes for each row and output.
     - Before that a sketch of each column (``WQuantileSketch``): a queue of 8-byte
       entries and levels of 16-byte entries. Then each worker gets the summaries of all
       workers, up to 8 entries for a bin (``HostSketchContainer::AllReduce``).
@@ -146,7 +146,8 @@ class HistMemory:
     def __call__(self, share: TrainingShare) -> ByteRange:
         rows, columns = share.rows, share.columns
         bins = min(self.bins, share.all_rows)
-        matrix = 2 * rows * columns * (1 if bins <= 256 else 2) + 16 * rows
+        matrix = 2 * rows * columns * (1 if bins <= 256 else 2)
+        matrix += 16 * rows * share.outputs
         least = 1 if self.may_stop else min(self.nodes, share.all_rows / ROWS_PER_NODE)
         most = min(self.nodes, share.all_rows)
         each = columns * bins * HISTOGRAM_ENTRY
@@ -201,7 +202,7 @@ class PoolMemory:
       (``HistogramPool``) or as many as ``histogram_pool_size`` MiB hold. Two more to
       exchange them (``DataParallelTreeLearner``), and one for each thread.
     - The bins by columns and by rows (``GetShareStates``): a byte for each number.
-    - Gradients, scores and indices: 40 bytes for each row.
+    - Gradients and scores: 16 bytes for each row and output; 24 more for each row.
     - Before that samples for the bins, of up to ``bin_construct_sample_cnt`` rows: a
       double and an index for each number (``LGBM_DatasetCreateFromMats``).
     """
@@ -220,7 +221,8 @@ class PoolMemory:
             cached = min(cached, max(2, self.pool * 2**20 // each))
         copied = rows * columns * share.itemsize
         sampled = 12 * columns * min(rows, self.samples)
-        trees = 2 * rows * columns + 40 * rows + each * (cached + 2 + share.threads)
+        trees = 2 * rows * columns + rows * (24 + 16 * share.outputs)
+        trees += each * (cached + 2 + share.threads)
         least, most = phases(sampled, trees)
         return ByteRange(copied + least, copied + most)
 

@@ -52,6 +52,14 @@ def test_sketches_of_xgboost() -> None:
     assert found(long).least == 100 * (sketch + summaries)
 
 
+def test_gradients_of_several_classes() -> None:
+    """Each class has its own tree in a round; the histograms are shared."""
+    for found in (hist_memory({}), pool_memory({})):
+        assert found is not None
+        more = found(replace(FEW, outputs=5)).least - found(FEW).least
+        assert more == 4 * 16 * 1000
+
+
 def test_free_memory_is_used_again() -> None:
     assert phases(10, 30) == (30, 40)
     assert phases(30, 20) == (30, 35)
