@@ -411,7 +411,6 @@ def _goal(given: inputs.Inputs, profile: Profile, options: Options) -> Goal:
             "with n_workers; call clustertune.scale(client, ...) before or afterwards"
         )
     fractions = settings.fractions()
-    low_memory = arguments.on_low_memory("on_low_memory", options.on_low_memory)
     return Goal(
         workload=profile,
         workload_chosen=options.estimator is not None,
@@ -425,7 +424,9 @@ def _goal(given: inputs.Inputs, profile: Profile, options: Options) -> Goal:
         training_eval_sets=inputs.evaluated(given),
         tolerance=fractions["tolerance"],
         memory_fraction=fractions["memory_fraction"],
-        raise_on_low_memory=low_memory,
+        raise_on_low_memory=arguments.more_than_report(
+            "on_low_memory", options.on_low_memory, "raise"
+        ),
         one_per_host=options.one_per_host,
         placement=options.placement,
     )

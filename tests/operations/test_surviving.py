@@ -470,7 +470,7 @@ def test_data_that_cannot_come_back(client: Client) -> None:
     ("options", "text"),
     [
         ({"max_failures": -2}, "max_failures=-2 must be an integer from -1"),
-        ({"max_failures": 1.5}, "max_failures must be an integer from -1"),
+        ({"max_failures": 1.5}, "max_failures=1.5 must be an integer from -1"),
         ({"checkpoint_every": "soon"}, "checkpoint_every"),
     ],
 )
