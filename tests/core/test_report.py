@@ -105,14 +105,6 @@ def test_a_thousand_steps_are_no_line() -> None:
     assert headlines(report)[0].startswith(f"Ready: {line}; ")
 
 
-def test_steps_of_older_reports_are_counted() -> None:
-    """Steps of older reports have neither verb nor number."""
-    step = carried_out(Outcome(step=STEP, status="done"))
-    old = replace(step, verb="", noun="", total=None)
-    report = Report(status="done", seconds=1.0, steps=(old, old))
-    assert summary_line(report.steps) == "carried out 2 steps"
-
-
 @pytest.mark.parametrize(
     ("outcomes", "text"),
     [
@@ -828,11 +820,6 @@ def test_width(columns: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
         assert widest <= min(columns or 100, 100)
         if columns == 60:
             assert widest > 40
-
-
-def test_text_has_no_colour() -> None:
-    """The text contains no colour codes for ``NO_COLOR`` to remove."""
-    assert "\x1b" not in str(report_of())
 
 
 def test_findings_as_text() -> None:
