@@ -161,9 +161,8 @@ async def execute(
     for number, step in enumerate(plan.steps):
         if number:
             view = await cluster.look(notify)
-        action = ACTIONS.get(step.action)
-        needless = action.needless(step, view) if action else ""
-        if needless:
+        action = ACTIONS[step.action]
+        if needless := action.needless(step, view):
             outcomes.append(Outcome(step=step, status="not needed", reason=needless))
             continue
         refused = guards.refusal(step, view)
@@ -174,7 +173,7 @@ async def execute(
         start = monotonic()
         notify(step.summary, None)
         try:
-            result = await ACTIONS[step.action].enact(step, cluster, notify)
+            result = await action.enact(step, cluster, notify)
         except BaseException as error:
             known, text = attached_result(error), error_text(error)
             outcomes.append(_outcome(step, known, monotonic() - start, text))
