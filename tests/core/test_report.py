@@ -45,11 +45,7 @@ from tests.builders import layout, view, worker
 from tests.memory_cluster import MemoryCluster
 
 EVIL = "\x1b[2J\x1b]0;x\x07<script>alert('1')</script>\r\nclustertune: \u202eenif\u200f"
-STEP = Step(
-    action="rebalance",
-    summary="move it",
-    price=Price(nbytes=2048, at_risk=""),
-)
+STEP = Step(action="rebalance", summary="move it", price=Price(nbytes=2048, at_risk=""))
 
 
 LOSSES = (
@@ -124,11 +120,7 @@ def test_restarts_are_counted(outcomes: list[Any], text: str) -> None:
     steps = tuple(
         carried_out(
             Outcome(
-                step=replace(
-                    STEP,
-                    action="restart",
-                    args=restart_of(i),
-                ),
+                step=replace(STEP, action="restart", args=restart_of(i)),
                 status=status,
                 reason=reason,
                 lost=lost,

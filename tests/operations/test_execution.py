@@ -21,12 +21,7 @@ from tests.memory_cluster import MemoryCluster
 ROWS = [10, 10, 10, 10]
 DATA = layout(ROWS, [0, 0, 0, 0])
 VALID = layout([5, 5], [0, 0], label="eval_set[0]", collections=("Xv", "yv"))
-SCALE = Step(
-    action="scale",
-    summary="scale to 3",
-    price=Price(nbytes=0),
-    args=3,
-)
+SCALE = Step(action="scale", summary="scale to 3", price=Price(nbytes=0), args=3)
 
 
 def start(**goal: Any) -> View:

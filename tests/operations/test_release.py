@@ -110,12 +110,7 @@ def test_what_a_drop_loses_is_listed() -> None:
     """The list has keys, bytes, scattered keys, owners and names."""
     found = seen(
         holding("a", 1),
-        holding(
-            "b",
-            2,
-            scattered=2,
-            others=("published-train", "published-test"),
-        ),
+        holding("b", 2, scattered=2, others=("published-train", "published-test")),
     )
     (step,) = release.drops(found, BOTH)
     assert step.price.at_risk == (

@@ -132,12 +132,7 @@ def test_more_rows_never_need_less(
 def test_fewer_hosts_are_not_enough(nbytes: float, limit: int, workers: int) -> None:
     """The number of hosts is the least on which the fullest worker has room."""
     shape = sizing.Shape(workers_per_host=workers, threads=1, memory_limit=limit)
-    fit = Fit(
-        nbytes=nbytes,
-        base=300 * 2**20,
-        multiple=2,
-        fraction=0.7,
-    )
+    fit = Fit(nbytes=nbytes, base=300 * 2**20, multiple=2, fraction=0.7)
     n = int(fit.hosts(shape))
     assert fit.data(n * workers) <= fit.most(limit)
     if n > 1:
