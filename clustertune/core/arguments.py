@@ -193,7 +193,7 @@ def duration(name: str, value: Any) -> float:
     except UNREADABLE as error:
         raise wrong from error
     # Dask reads "s" as one second
-    has_number = not isinstance(value, str) or value.lstrip()[0] in ".0123456789"
+    has_number = not isinstance(value, str) or value.lstrip()[0] in "0123456789"
     if has_number and 0 < seconds < inf:
         return seconds
     raise wrong
