@@ -438,18 +438,13 @@ def attached_result(error: BaseException) -> Result | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A step and its result."""
+class Outcome(Result):
+    """A step and its result, as far as it is known."""
 
     step: Step
     status: str  # done, partly, skipped, not needed, failed
     seconds: float | None = None
-    nbytes: int | None = None
     reason: str = ""  # why it was not done, or only in part
-    details: str = ""  # how it was done
-    count: int | None = None  # workers, keys or collections that were finished
-    lost: int | None = None  # keys; None: not known
-    unchanged: bool = False  # nothing was changed, or all was undone
 
 
 # --- the port -------------------------------------------------------------------------

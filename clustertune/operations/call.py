@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from time import monotonic
@@ -194,15 +194,7 @@ def _outcome(
         status = "failed" if result.lost else "skipped"
         reason = f"{error}, and undone" if error else reason
     return Outcome(
-        step=step,
-        status=status,
-        seconds=seconds,
-        nbytes=result.nbytes,
-        reason=reason,
-        details=result.details,
-        count=result.count,
-        lost=result.lost,
-        unchanged=result.unchanged,
+        step=step, status=status, seconds=seconds, reason=reason, **asdict(result)
     )
 
 
