@@ -117,13 +117,11 @@ def maybe(name: str, value: object) -> bool | None:
     return None if value is None else flag(name, value)
 
 
-def number_type(name: str, value: Any) -> str | None:
-    """Return the name of a NumPy type of real numbers, or None.
+def number_size(name: str, value: Any) -> int:
+    """Return the bytes of a NumPy type of real numbers; None is float64.
 
     Half precision is not allowed: it cannot hold numbers above 65,504.
     """
-    if value is None:
-        return None
     wrong = _wrong(name, value, "float32, float64, a type of integers, or None")
     try:
         found = np.dtype(value)
@@ -131,7 +129,7 @@ def number_type(name: str, value: Any) -> str | None:
     except (TypeError, ValueError, SyntaxError, Warning) as error:
         raise wrong from error
     if found.kind in "iu" or found in (np.float32, np.float64):
-        return str(found.name)
+        return int(found.itemsize)
     raise wrong
 
 
