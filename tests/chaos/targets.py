@@ -244,9 +244,16 @@ def dumped(data: Any) -> bytes:
 
 
 def _read_playbook(data: bytes) -> None:
-    """Load a playbook."""
-    for step in reading.load(data, "fuzz.yaml").steps:
-        str(step)
+    """Load a playbook; its error has printable lines, each with the file's name."""
+    try:
+        steps = reading.load(data, "fuzz.yaml").steps
+    except PlaybookError as error:
+        lines = str(error).splitlines()
+        assert all(line.startswith("fuzz.yaml") for line in lines)
+        assert all(line.isprintable() for line in lines)
+        raise
+    for step in steps:
+        assert str(step)
 
 
 def _playbooks() -> list[bytes]:
