@@ -82,13 +82,7 @@ Facts = Callable[[View, Sequence[Finding]], Mapping[str, Any]]
 
 
 def refuse_wrong_settings() -> None:
-    """Check all settings.
-
-    Raises
-    ------
-    ValueError
-        A setting does not exist or has a wrong value, or Dask ignores a variable.
-    """
+    """Raise ValueError for an unknown or wrong setting, or an ignored variable."""
     settings.refuse_unknown()
     checks.configured()
     settings.history()
@@ -248,12 +242,8 @@ class RunningCall:
         """Do the work within the time limit, report, and note the call.
 
         ``status`` returns the status of a call that did not fail; its argument is
-        whether this is a dry run. ``facts`` makes the state of the dashboard page.
-
-        Raises
-        ------
-        BaseException
-            The error that ended the work. Errors of clustertune carry the report.
+        whether this is a dry run. ``facts`` makes the state of the dashboard page. An
+        error that ended the work is raised; those of clustertune carry the report.
         """
         try:
             await within(work, self.call.timeout, once=True)

@@ -64,10 +64,7 @@ async def tune(
 ) -> None:
     """Prepare the data on a cluster: the whole way, from the first look to the last.
 
-    Raises
-    ------
-    AlignmentError, CapacityError, NoWorkersError
-        A critical finding that no action can fix. Nothing was moved before.
+    A critical finding that no action can fix is an error, before anything is moved.
     """
     stalled, moved = 0, True
     await cluster.open(workers, needs=needs)
