@@ -100,27 +100,16 @@ def restarting(name: str, value: object) -> bool | str:
     return _one_of(name, value, choices, allowed)
 
 
-def on_low_memory(name: str, value: object) -> bool:
-    """Return whether ``"raise"`` is given; ``"report"`` is the other choice."""
-    return _one_of(name, value, ("report", "raise"), '"report" or "raise"') == "raise"
+def more_than_report(name: str, value: object, other: str) -> bool:
+    """Return whether the other choice is given instead of ``"report"``."""
+    return _one_of(name, value, ("report", other), f'"report" or "{other}"') == other
 
 
-def on_lost_worker(name: str, value: object) -> bool:
-    """Return whether ``"cancel"`` is given; ``"report"`` is the other choice."""
-    allowed = '"report" or "cancel"'
-    return _one_of(name, value, ("report", "cancel"), allowed) == "cancel"
-
-
-def failures(name: str, value: object) -> float:
+def failures(name: str, value: Any) -> float:
     """Return how many failures are allowed: infinity for -1."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        kind = type(value).__name__
-        raise TypeError(
-            f"{name} must be an integer from -1 (no limit) on; it was {kind}"
-        )
-    if value < -1:
-        raise ValueError(f"{name}={value} must be an integer from -1 (no limit) on")
-    return inf if value == -1 else float(value)
+    if _is_whole(value, -1):
+        return inf if value == -1 else float(value)
+    raise _wrong(name, value, "an integer from -1 (no limit) on")
 
 
 def maybe(name: str, value: object) -> bool | None:
@@ -128,13 +117,11 @@ def maybe(name: str, value: object) -> bool | None:
     return None if value is None else flag(name, value)
 
 
-def number_type(name: str, value: Any) -> str | None:
-    """Return the name of a NumPy type of real numbers, or None.
+def number_size(name: str, value: Any) -> int:
+    """Return the bytes of a NumPy type of real numbers; None is float64.
 
     Half precision is not allowed: it cannot hold numbers above 65,504.
     """
-    if value is None:
-        return None
     wrong = _wrong(name, value, "float32, float64, a type of integers, or None")
     try:
         found = np.dtype(value)
@@ -142,7 +129,7 @@ def number_type(name: str, value: Any) -> str | None:
     except (TypeError, ValueError, SyntaxError, Warning) as error:
         raise wrong from error
     if found.kind in "iu" or found in (np.float32, np.float64):
-        return str(found.name)
+        return int(found.itemsize)
     raise wrong
 
 
@@ -193,23 +180,18 @@ def part(name: str, value: Any) -> int | float:
     raise wrong
 
 
-def parse_seconds(value: Any) -> float:
-    """Return the seconds of a number or a text, with Dask's parser and its errors."""
-    # Dask reads ".5s" as 1.5 seconds
-    if isinstance(value, str) and value.lstrip().startswith("."):
-        value = f"0{value.lstrip()}"
-    return float(parse_timedelta(value))
-
-
 def duration(name: str, value: Any) -> float:
     """Return the seconds of a number or of text such as ``"10 minutes"``; above 0."""
     wrong = _wrong(name, value, 'a duration, like "10 minutes", "30s" or 90')
+    # Dask reads ".5s" as 1.5 seconds
+    if isinstance(value, str) and value.lstrip().startswith("."):
+        value = f"0{value.lstrip()}"
     try:
-        seconds = parse_seconds(value)
+        seconds = float(parse_timedelta(value))
     except UNREADABLE as error:
         raise wrong from error
     # Dask reads "s" as one second
-    has_number = not isinstance(value, str) or value.lstrip()[0] in ".0123456789"
+    has_number = not isinstance(value, str) or value.lstrip()[0] in "0123456789"
     if has_number and 0 < seconds < inf:
         return seconds
     raise wrong

@@ -47,11 +47,6 @@ def convert(data: Any, kind: type[T]) -> T:
         raise ValueError("the JSON is nested too deeply") from error
 
 
-def read_json(text: str | bytes, kind: type[T]) -> T:
-    """Parse JSON and convert it: see :func:`parse_json` and :func:`convert`."""
-    return convert(parse_json(text), kind)
-
-
 def _parse_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a whole number has more than {MAX_DIGITS} digits")

@@ -64,10 +64,7 @@ class Progress:
     def notify(self, text: str, fraction: float | None = None) -> None:
         """Show the current work, and the finished fraction if it is known.
 
-        Raises
-        ------
-        StopRequestedError
-            The function of the caller ends the call.
+        Raise StopRequestedError if the function of the caller ends the call.
         """
         try:
             self._show(text, fraction)

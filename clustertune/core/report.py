@@ -45,8 +45,6 @@ class Report(Results):
         Steps that were carried out or refused; after a dry run, planned steps.
     needs
         Facts that a dry run would need to plan further.
-    memory
-        Process memory of each worker that was trimmed or restarted.
     workers
         Memory of all workers before and after the call, and the predicted peak of their
         processes during the fit with the final layout.

@@ -59,8 +59,8 @@ class Done:
     seconds: float | None = None
     reason: str = ""  # why it was not done, or only in part
     details: str = ""  # how it was done
-    verb: str = ""  # of the count, as "restarted"
-    noun: str = ""  # of the count, as "worker"
+    verb: str = "carried out"  # of the count, as "restarted"
+    noun: str = "step"  # of the count, as "worker"
     count: int | None = None  # finished units
     total: int | None = None  # all units
     workers: tuple[str | int, ...] = ()  # ids of the workers that the step is about
@@ -237,7 +237,7 @@ def _groups(steps: Sequence[Done]) -> list[list[Done]]:
 
 
 def _finished(steps: Sequence[Done]) -> str:
-    verb, noun = steps[0].verb or "carried out", steps[0].noun or "step"
+    verb, noun = steps[0].verb, steps[0].noun
     count = sum(_finished_units(s) for s in steps)
     if any(s.total is None for s in steps):
         return f"{verb} {plural(count, noun)}"

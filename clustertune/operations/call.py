@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from time import monotonic
@@ -82,13 +82,7 @@ Facts = Callable[[View, Sequence[Finding]], Mapping[str, Any]]
 
 
 def refuse_wrong_settings() -> None:
-    """Check all settings.
-
-    Raises
-    ------
-    ValueError
-        A setting does not exist or has a wrong value, or Dask ignores a variable.
-    """
+    """Raise ValueError for an unknown or wrong setting, or an ignored variable."""
     settings.refuse_unknown()
     checks.configured()
     settings.history()
@@ -161,9 +155,8 @@ async def execute(
     for number, step in enumerate(plan.steps):
         if number:
             view = await cluster.look(notify)
-        action = ACTIONS.get(step.action)
-        needless = action.needless(step, view) if action else ""
-        if needless:
+        action = ACTIONS[step.action]
+        if needless := action.needless(step, view):
             outcomes.append(Outcome(step=step, status="not needed", reason=needless))
             continue
         refused = guards.refusal(step, view)
@@ -174,7 +167,7 @@ async def execute(
         start = monotonic()
         notify(step.summary, None)
         try:
-            result = await ACTIONS[step.action].enact(step, cluster, notify)
+            result = await action.enact(step, cluster, notify)
         except BaseException as error:
             known, text = attached_result(error), error_text(error)
             outcomes.append(_outcome(step, known, monotonic() - start, text))
@@ -195,15 +188,7 @@ def _outcome(
         status = "failed" if result.lost else "skipped"
         reason = f"{error}, and undone" if error else reason
     return Outcome(
-        step=step,
-        status=status,
-        seconds=seconds,
-        nbytes=result.nbytes,
-        reason=reason,
-        details=result.details,
-        count=result.count,
-        lost=result.lost,
-        unchanged=result.unchanged,
+        step=step, status=status, seconds=seconds, reason=reason, **asdict(result)
     )
 
 
@@ -257,12 +242,8 @@ class RunningCall:
         """Do the work within the time limit, report, and note the call.
 
         ``status`` returns the status of a call that did not fail; its argument is
-        whether this is a dry run. ``facts`` makes the state of the dashboard page.
-
-        Raises
-        ------
-        BaseException
-            The error that ended the work. Errors of clustertune carry the report.
+        whether this is a dry run. ``facts`` makes the state of the dashboard page. An
+        error that ended the work is raised; those of clustertune carry the report.
         """
         try:
             await within(work, self.call.timeout, once=True)

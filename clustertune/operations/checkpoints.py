@@ -88,10 +88,7 @@ class CheckpointFile:
     def read(self) -> Checkpoint | None:
         """Return the checkpoint, or None if there is no file.
 
-        Raises
-        ------
-        ValueError
-            The file is no checkpoint, or that of another fit.
+        Raise ValueError if the file is no checkpoint, or that of another fit.
         """
         filesystem, path = fsspec.url_to_fs(self.path)
         if not filesystem.exists(path):
@@ -255,16 +252,9 @@ def refuse_unstorable(
 
 
 class Callbacks:
-    """Makes the callbacks of one attempt.
+    """Makes the callbacks of one attempt, with the ``reports`` of rank 0.
 
-    Parameters
-    ----------
-    client
-        The client of the fit.
-    continuation
-        The library's; it names the module of its callbacks.
-    reports
-        The reports of rank 0.
+    The ``continuation`` of the library names the module of its callbacks.
     """
 
     def __init__(self, client: Client, continuation: Continuation, reports: Reports):

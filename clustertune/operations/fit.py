@@ -356,15 +356,8 @@ class _Work:
     async def compare(self, prepared: Prepared) -> None:
         """Refuse other data than that of the checkpoint, or of the last attempt.
 
-        Raises
-        ------
-        ValueError
-            The file of the checkpoint is of other data.
-        IncompleteError
-            Partitions were computed again with other values. Their source gives other
-            values each time, so their labels may be wrong.
-        TimedOutError
-            Partitions of an earlier attempt were not computed again in time.
+        If a source gives other values each time, labels of partitions that were
+        computed again may be wrong.
         """
         if self.file is not None and len(self.attempts) == 1:
             for problem in self.file.compare(await prepared.samples()):

@@ -144,7 +144,7 @@ def _explained(path: Path) -> Iterator[None]:
 def _from_line(line: bytes) -> Record | None:
     """Read a record of this release or another one; None: this is none."""
     try:
-        record = decoding.read_json(line, Record)
+        record = decoding.convert(decoding.parse_json(line), Record)
     except ValueError:
         return None
     numbers = [v for v in asdict(record).values() if isinstance(v, int | float)]

@@ -366,7 +366,7 @@ def hold(
     ...     model.fit(X, y)
     >>> held.measures                                           # doctest: +SKIP
     """
-    cancels = arguments.on_lost_worker("on_lost_worker", on_lost_worker)
+    cancels = arguments.more_than_report("on_lost_worker", on_lost_worker, "cancel")
     return Hold(
         client,
         label=arguments.text("label", label),

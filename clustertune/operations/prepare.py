@@ -64,10 +64,7 @@ async def tune(
 ) -> None:
     """Prepare the data on a cluster: the whole way, from the first look to the last.
 
-    Raises
-    ------
-    AlignmentError, CapacityError, NoWorkersError
-        A critical finding that no action can fix. Nothing was moved before.
+    A critical finding that no action can fix is an error, before anything is moved.
     """
     stalled, moved = 0, True
     await cluster.open(workers, needs=needs)
@@ -411,7 +408,6 @@ def _goal(given: inputs.Inputs, profile: Profile, options: Options) -> Goal:
             "with n_workers; call clustertune.scale(client, ...) before or afterwards"
         )
     fractions = settings.fractions()
-    low_memory = arguments.on_low_memory("on_low_memory", options.on_low_memory)
     return Goal(
         workload=profile,
         workload_chosen=options.estimator is not None,
@@ -425,7 +421,9 @@ def _goal(given: inputs.Inputs, profile: Profile, options: Options) -> Goal:
         training_eval_sets=inputs.evaluated(given),
         tolerance=fractions["tolerance"],
         memory_fraction=fractions["memory_fraction"],
-        raise_on_low_memory=low_memory,
+        raise_on_low_memory=arguments.more_than_report(
+            "on_low_memory", options.on_low_memory, "raise"
+        ),
         one_per_host=options.one_per_host,
         placement=options.placement,
     )

@@ -557,15 +557,14 @@ def _stamps(cron: str, tz: tzinfo, start: float) -> Iterator[float]:
 
 def time_zone(name: str | None) -> tzinfo:
     """Return a time zone by name. None means this machine's: TZ, or its setting."""
-    given, is_file = f"tz={name!r}", False
+    given = f"tz={name!r}"
     if name is None:
         name = os.environ.get("TZ", "").removeprefix(":")
         given = f"the variable TZ={name!r}"
         if not name:
             return _local_zone()
-        is_file = name.startswith("/")
     try:
-        return _read_zone(Path(name)) if is_file else ZoneInfo(name)
+        return ZoneInfo(name)
     # a name of another type, of a folder, outside the database, or nested too deeply
     except (LookupError, ValueError, OSError, TypeError, RecursionError) as error:
         raise ValueError(
@@ -577,9 +576,5 @@ def time_zone(name: str | None) -> tzinfo:
 def _local_zone() -> tzinfo:
     if not LOCALTIME.exists():  # the C library uses UTC then
         return time_zone("UTC")
-    return _read_zone(LOCALTIME)
-
-
-def _read_zone(file: Path) -> tzinfo:
-    with file.open("rb") as content:
+    with LOCALTIME.open("rb") as content:
         return ZoneInfo.from_file(content, key="local time")

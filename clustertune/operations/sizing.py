@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from clustertune.checks.memory import USUAL
 from clustertune.core import arguments, settings
 from clustertune.core.model import Profile
@@ -174,7 +172,7 @@ def dense(rows: object, columns: object, dtype: object) -> Dataset:
             f"rows={rows!r} and columns={columns!r} go together: give both, or Dask "
             "collections"
         )
-    width = np.dtype(arguments.number_type("dtype", dtype) or "float64").itemsize
+    width = arguments.number_size("dtype", dtype)
     nbytes = n_rows * n_columns * width
     return Dataset(rows=n_rows, columns=n_columns, nbytes=nbytes, itemsize=width)
 

@@ -90,19 +90,10 @@ class Loss:
 class FitWatch:
     """The watch of one fit.
 
-    Parameters
-    ----------
-    client
-        The client of the fit.
-    rounds
-        Rounds of the whole training; None: unknown.
-    workers
-        Addresses and ids of the workers that hold data of the fit. Empty: workers with
-        training tasks.
-    notify
-        Shows the rounds.
-    keep
-        Stores a new checkpoint outside of the cluster.
+    ``rounds`` are those of the whole training; None: unknown. ``workers`` are addresses
+    and ids of the workers that hold data of the fit; empty: workers with training
+    tasks. ``notify`` shows the rounds. ``keep`` stores a new checkpoint outside of the
+    cluster.
     """
 
     def __init__(

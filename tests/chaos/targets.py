@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from time import process_time
@@ -37,6 +37,7 @@ from clustertune.core import arguments, settings
 from clustertune.core.model import Finding, LayoutSummary, Severity, WorkerShare
 from clustertune.core.report import Report
 from clustertune.core.results import Done
+from clustertune.core.sections import headlines
 from clustertune.integrations import libraries
 from clustertune.operations import history, schedules
 from clustertune.operations.playbooks import reading
@@ -244,9 +245,16 @@ def dumped(data: Any) -> bytes:
 
 
 def _read_playbook(data: bytes) -> None:
-    """Load a playbook."""
-    for step in reading.load(data, "fuzz.yaml").steps:
-        str(step)
+    """Load a playbook; its error has printable lines, each with the file's name."""
+    try:
+        steps = reading.load(data, "fuzz.yaml").steps
+    except PlaybookError as error:
+        lines = str(error).splitlines()
+        assert all(line.startswith("fuzz.yaml") for line in lines)
+        assert all(line.isprintable() for line in lines)
+        raise
+    for step in steps:
+        assert str(step)
 
 
 def _playbooks() -> list[bytes]:
@@ -273,10 +281,13 @@ def _playbook_words() -> list[str]:
 
 
 def _read_report(data: bytes) -> None:
+    """Read a report, show it without control characters, and read its JSON again."""
     report = Report.from_json(data.decode(errors="replace"))
-    str(report)
-    report._repr_html_()
-    report.to_json()
+    assert all(c.isprintable() or c == "\n" for c in str(report))
+    assert 1 <= len(headlines(report)) <= 6
+    assert report._repr_html_().startswith('<div class="clustertune">')
+    again = Report.from_json(report.to_json())
+    assert repr(asdict(again)) == repr(asdict(report))  # numbers keep their types
 
 
 def _reports() -> list[bytes]:

@@ -33,10 +33,10 @@ class Outer:
 def test_values() -> None:
     """Defaults are filled in, and unknown fields are ignored."""
     text = '{"id": 3, "share": NaN, "inner": [{"size": 1, "new": 2}], "more": []}'
-    found = decoding.read_json(text, Outer)
+    found = decoding.convert(decoding.parse_json(text), Outer)
     assert (found.id, found.inner) == (3, (Inner(size=1),))
     assert math.isnan(found.share)
-    assert decoding.read_json('{"id": "a", "share": 1}', Outer).share == 1.0
+    assert decoding.convert({"id": "a", "share": 1}, Outer).share == 1.0
 
 
 @pytest.mark.parametrize(

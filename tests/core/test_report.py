@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from clustertune import checks
 from clustertune.core import sections, tables
@@ -45,11 +43,7 @@ from tests.builders import layout, view, worker
 from tests.memory_cluster import MemoryCluster
 
 EVIL = "\x1b[2J\x1b]0;x\x07<script>alert('1')</script>\r\nclustertune: \u202eenif\u200f"
-STEP = Step(
-    action="rebalance",
-    summary="move it",
-    price=Price(nbytes=2048, at_risk=""),
-)
+STEP = Step(action="rebalance", summary="move it", price=Price(nbytes=2048, at_risk=""))
 
 
 LOSSES = (
@@ -105,14 +99,6 @@ def test_a_thousand_steps_are_no_line() -> None:
     assert headlines(report)[0].startswith(f"Ready: {line}; ")
 
 
-def test_steps_of_older_reports_are_counted() -> None:
-    """Steps of older reports have neither verb nor number."""
-    step = carried_out(Outcome(step=STEP, status="done"))
-    old = replace(step, verb="", noun="", total=None)
-    report = Report(status="done", seconds=1.0, steps=(old, old))
-    assert summary_line(report.steps) == "carried out 2 steps"
-
-
 @pytest.mark.parametrize(
     ("outcomes", "text"),
     [
@@ -132,11 +118,7 @@ def test_restarts_are_counted(outcomes: list[Any], text: str) -> None:
     steps = tuple(
         carried_out(
             Outcome(
-                step=replace(
-                    STEP,
-                    action="restart",
-                    args=restart_of(i),
-                ),
+                step=replace(STEP, action="restart", args=restart_of(i)),
                 status=status,
                 reason=reason,
                 lost=lost,
@@ -600,98 +582,6 @@ def test_findings_of_a_monitor_are_escaped() -> None:
 
 # --- JSON -----------------------------------------------------------------------------
 
-numbers = st.none() | st.integers(0, 2**60)
-seconds = st.floats(0, 1e9)
-ids = st.text(max_size=5) | st.integers()
-scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | seconds
-shares = st.builds(
-    WorkerShare,
-    worker=ids,
-    partitions=st.integers(0),
-    rows=st.integers(0),
-    nbytes=st.integers(0),
-    share=seconds,
-)
-findings = st.builds(
-    Finding,
-    severity=st.sampled_from(Severity),
-    message=st.text(),
-    subject=st.lists(ids, max_size=3).map(tuple),
-    evidence=st.dictionaries(st.text(max_size=5), scalars, max_size=3),
-    check=st.text(),
-    remedy=st.text(),
-)
-summaries = st.builds(
-    LayoutSummary,
-    label=st.text(),
-    collections=st.lists(st.text(), max_size=2).map(tuple),
-    partitions=st.integers(0),
-    loaded=st.booleans(),
-    rows=numbers,
-    nbytes=numbers,
-    separated=numbers,
-    imbalance=st.none() | seconds,
-    workers=st.just(()),
-) | st.builds(
-    LayoutSummary,
-    label=st.text(),
-    collections=st.just(("X",)),
-    partitions=st.integers(0),
-    loaded=st.just(value=True),
-    rows=st.integers(0),
-    nbytes=st.integers(0),
-    separated=st.integers(0),
-    imbalance=seconds,
-    workers=st.lists(shares, max_size=3).map(tuple),
-)
-steps = st.builds(
-    Done,
-    action=st.text(),
-    summary=st.text(),
-    status=st.sampled_from(["planned", "done", "partly", "skipped", "refused"]),
-    predicted_bytes=numbers,
-    at_risk=st.text(),
-    nbytes=numbers,
-    seconds=st.none() | seconds,
-    reason=st.text(),
-)
-
-
-def several(what: Any) -> Any:
-    return st.lists(what, max_size=2).map(tuple)
-
-
-reports = st.builds(
-    Report,
-    status=st.sampled_from(["fine", "done", "left", "planned", "failed"]),
-    seconds=seconds,
-    found=several(findings),
-    left=several(findings),
-    before=several(summaries),
-    after=several(summaries),
-    steps=several(steps),
-    needs=several(st.text()),
-    error=st.text(),
-)
-
-
-@given(reports)
-def test_json_round_trip(report: Report) -> None:
-    """JSON that is read back gives an equal report with equal types."""
-    again = Report.from_json(report.to_json())
-    assert again == report
-    assert repr([getattr(again, f.name) for f in fields(again)]) == repr(
-        [getattr(report, f.name) for f in fields(report)]
-    )
-
-
-@given(reports)
-def test_every_report_can_be_shown(report: Report) -> None:
-    """Every report has text without control characters, and HTML."""
-    assert harmless(str(report))
-    assert 1 <= len(headlines(report)) <= 6
-    assert report._repr_html_().startswith('<div class="clustertune">')
-
 
 def test_a_real_report_comes_back() -> None:
     """A report of a real call, with NumPy numbers, is read back equal."""
@@ -828,11 +718,6 @@ def test_width(columns: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
         assert widest <= min(columns or 100, 100)
         if columns == 60:
             assert widest > 40
-
-
-def test_text_has_no_colour() -> None:
-    """The text contains no colour codes for ``NO_COLOR`` to remove."""
-    assert "\x1b" not in str(report_of())
 
 
 def test_findings_as_text() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -22,12 +21,7 @@ from tests.memory_cluster import MemoryCluster
 ROWS = [10, 10, 10, 10]
 DATA = layout(ROWS, [0, 0, 0, 0])
 VALID = layout([5, 5], [0, 0], label="eval_set[0]", collections=("Xv", "yv"))
-SCALE = Step(
-    action="scale",
-    summary="scale to 3",
-    price=Price(nbytes=0),
-    args=3,
-)
+SCALE = Step(action="scale", summary="scale to 3", price=Price(nbytes=0), args=3)
 
 
 def start(**goal: Any) -> View:
@@ -161,12 +155,3 @@ def test_an_interruption_is_recorded(error: type[BaseException]) -> None:
     with pytest.raises(error):
         told.run(place(start()), start(), MemoryCluster(start(), fault=interrupt))
     assert [(o.status, o.reason) for o in told.outcomes] == [("failed", "interrupted")]
-
-
-def test_a_step_of_an_action_that_is_not_there() -> None:
-    """An unknown action gives an outcome and an error."""
-    told = Told()
-    plan = Plan(phase="?", steps=(replace(SCALE, action="divine"),))
-    with pytest.raises(KeyError, match="divine"):
-        told.run(plan, start(), MemoryCluster(start()))
-    assert [o.status for o in told.outcomes] == ["failed"]

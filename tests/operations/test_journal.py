@@ -75,13 +75,19 @@ def test_something_was_done() -> None:
     assert [(s.status, s.nbytes, s.seconds) for s in report.steps] == [("done", 3, 2.0)]
 
 
+def restarted(status: str, **fields: Any) -> Outcome:
+    """Return the outcome of a restart of the first worker."""
+    address = GOOD.now.workers[0].address
+    args = Restart(id=0, address=address, process_limits={}, wait=1.0)
+    step = replace(STEP, action="restart", args=args)
+    return Outcome(step=step, status=status, **fields)
+
+
 def test_keys_that_are_lost_between_steps() -> None:
     """The step about such a worker has failed; other losses have their worker."""
     first, second = (w.address for w in GOOD.now.workers)
-    args = Restart(id=0, address=first, process_limits={}, wait=1.0)
-    step = replace(STEP, action="restart", args=args)
     journal = after(GOOD, GOOD)
-    journal.outcomes.append(Outcome(step=step, status="skipped", reason="has left"))
+    journal.outcomes.append(restarted("skipped", reason="has left"))
     journal.note_losses({first: (4, 0), second: (2, 0), "tcp://gone": (1, 0)})
     report = journal.report("left", 1.0)
     assert [(s.status, s.lost) for s in report.steps] == [("failed", 4)]
@@ -97,10 +103,8 @@ def test_keys_that_are_lost_between_steps() -> None:
 def test_keys_that_are_not_computed_again_yet() -> None:
     """They are reported, and are no losses."""
     first, second = (w.address for w in GOOD.now.workers)
-    args = Restart(id=0, address=first, process_limits={}, wait=1.0)
-    step = replace(STEP, action="restart", args=args)
     journal = after(GOOD, GOOD)
-    journal.outcomes.append(Outcome(step=step, status="skipped", reason="has left"))
+    journal.outcomes.append(restarted("skipped", reason="has left"))
     journal.note_losses({first: (0, 5), second: (2, 1)})
     report = journal.report("left", 1.0)
     assert [(s.status, s.lost) for s in report.steps] == [("skipped", 0)]
@@ -115,10 +119,8 @@ def test_keys_that_are_not_computed_again_yet() -> None:
 
 def test_losses_that_are_unknown() -> None:
     """The scheduler did not answer at the end, so no number is claimed."""
-    args = Restart(id=0, address="", process_limits={}, wait=1.0)
-    step = replace(STEP, action="restart", args=args)
     journal = after(GOOD)
-    journal.outcomes.append(Outcome(step=step, status="done", lost=0, count=1))
+    journal.outcomes.append(restarted("done", lost=0, count=1))
     journal.note_losses(None)
     line = headlines(journal.report("failed", 1.0))[0]
     assert "restarted 1 of 1 worker; lost 0 keys as far as known" in line

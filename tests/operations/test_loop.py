@@ -225,7 +225,6 @@ def test_scale_then_load_then_place() -> None:
     assert cluster.calls == ["scale 3", "load", "move 16"]
     assert spread(cluster) == [4, 4, 4]
     assert [p.phase for p in journal.plans] == ["scale", "load", "rebalance", ""]
-    assert journal.findings[-1] == journal.findings[-1]
     assert "missing_workers" not in {f.check for f in journal.findings[-1]}
 
 
@@ -325,28 +324,6 @@ class Restless(MemoryCluster):
         return result
 
 
-def test_what_was_in_vain_twice_is_left() -> None:
-    """A move without effect is tried twice, and then reported."""
-    cluster = Stubborn(view(workers(2), [layout(ROWS, [0] * 12)]))
-    journal = run(cluster)
-    assert cluster.calls == ["move 12"] * 2
-    report = journal.report(journal.status(dry_run=False), 0.0)
-    assert report.status == "left"
-    assert {f.check for f in report.left} >= {"uneven_rows", "empty_workers"}
-    assert [s.status for s in report.steps] == ["partly"] * 2
-
-
-def test_rounds_that_leave_the_same_findings_are_left() -> None:
-    """Moves that another client undoes at once are tried twice."""
-    cluster = Restless(view(workers(2), [layout(ROWS, [0] * 12)]))
-    journal = run(cluster)
-    assert cluster.calls == ["move 12"] * 2
-    report = journal.report(journal.status(dry_run=False), 0.0)
-    assert report.status == "left"
-    assert {f.check for f in report.left} >= {"uneven_rows", "empty_workers"}
-    assert [s.status for s in report.steps] == ["done"] * 2
-
-
 class Varying(Restless):
     """The same, and the partitions gather on another worker each time."""
 
@@ -357,16 +334,29 @@ class Varying(Restless):
         return result
 
 
-def test_at_most_so_many_rounds() -> None:
-    """The number of rounds is limited if another client undoes them."""
-    cluster = Varying(view(workers(2), [layout(ROWS, [0] * 12)]))
+@pytest.mark.parametrize(
+    ("kind", "rounds", "status"),
+    [
+        (Stubborn, 2, "partly"),
+        (Restless, 2, "done"),
+        (Varying, preparation.MAX_ROUNDS, "done"),
+    ],
+)
+def test_at_most_so_many_rounds(
+    kind: type[MemoryCluster], rounds: int, status: str
+) -> None:
+    """Moves without effect, or with the same findings, are tried twice, others longer.
+
+    What is left then is reported.
+    """
+    cluster = kind(view(workers(2), [layout(ROWS, [0] * 12)]))
     journal = run(cluster)
-    assert cluster.calls == ["move 12"] * preparation.MAX_ROUNDS
-    assert len(journal.views) == len(journal.plans) == preparation.MAX_ROUNDS + 1
+    assert cluster.calls == ["move 12"] * rounds
+    assert len(journal.views) == len(journal.plans) == rounds + 1
     report = journal.report(journal.status(dry_run=False), 0.0)
     assert report.status == "left"
     assert {f.check for f in report.left} >= {"uneven_rows", "empty_workers"}
-    assert [s.status for s in report.steps] == ["done"] * preparation.MAX_ROUNDS
+    assert [s.status for s in report.steps] == [status] * rounds
 
 
 def test_what_is_refused_is_left() -> None:

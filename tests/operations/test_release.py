@@ -27,7 +27,6 @@ from distributed import (
 import clustertune
 from clustertune.actions import ACTIONS, release
 from clustertune.cli import main
-from clustertune.core import arguments
 from clustertune.core.model import KeyGroup, Step, View
 from clustertune.errors import RefusedError
 from clustertune.planner import guards
@@ -111,12 +110,7 @@ def test_what_a_drop_loses_is_listed() -> None:
     """The list has keys, bytes, scattered keys, owners and names."""
     found = seen(
         holding("a", 1),
-        holding(
-            "b",
-            2,
-            scattered=2,
-            others=("published-train", "published-test"),
-        ),
+        holding("b", 2, scattered=2, others=("published-train", "published-test")),
     )
     (step,) = release.drops(found, BOTH)
     assert step.price.at_risk == (
@@ -150,21 +144,6 @@ def test_in_memory() -> None:
     after = asyncio.run(cluster.look(lambda *_: None))
     assert [w.managed for w in after.now.workers] == [0, 0]
     assert cluster.calls == ["drop 2"]
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [(1, 1), ("3", 3), (0.25, 0.25), ("25%", 0.25), ("100%", 1.0)],
-)
-def test_parts(given: Any, expected: float) -> None:
-    found = arguments.part("x", given)
-    assert (type(found), found) == (type(expected), expected)
-
-
-@pytest.mark.parametrize("given", [0, -1, 1.5, "150%", "0%", "many", True, None, []])
-def test_what_is_no_part(given: Any) -> None:
-    with pytest.raises(ValueError, match="a number of at least 1, or a part"):
-        arguments.part("x", given)
 
 
 # --- live -----------------------------------------------------------------------------

@@ -132,12 +132,7 @@ def test_more_rows_never_need_less(
 def test_fewer_hosts_are_not_enough(nbytes: float, limit: int, workers: int) -> None:
     """The number of hosts is the least on which the fullest worker has room."""
     shape = sizing.Shape(workers_per_host=workers, threads=1, memory_limit=limit)
-    fit = Fit(
-        nbytes=nbytes,
-        base=300 * 2**20,
-        multiple=2,
-        fraction=0.7,
-    )
+    fit = Fit(nbytes=nbytes, base=300 * 2**20, multiple=2, fraction=0.7)
     n = int(fit.hosts(shape))
     assert fit.data(n * workers) <= fit.most(limit)
     if n > 1:
@@ -148,24 +143,17 @@ def test_fewer_hosts_are_not_enough(nbytes: float, limit: int, workers: int) -> 
 # --- shapes ---------------------------------------------------------------------------
 
 
-def test_a_library_that_takes_all_threads_has_one_worker_a_host() -> None:
-    """More processes would only divide the memory."""
-    found = sized(rows_of(100))
-    assert (found.workers_per_host, found.threads) == (1, 16)
-    assert found.hosts > 1
-    assert any("takes all threads of its worker" in r for r in found.reasons)
-
-
-def test_thread_pools_use_a_whole_worker() -> None:
-    """PyTorch trains in the threads of one worker, if its pool has them."""
-    found = sized(rows_of(1), POOLS)
-    assert (found.workers_per_host, found.threads) == (1, 16)
-
-
-def test_others_have_a_worker_for_each_cpu() -> None:
-    """Other libraries get one worker per CPU."""
-    found = sized(rows_of(1), SERIAL)
-    assert (found.workers_per_host, found.threads) == (16, 1)
+@pytest.mark.parametrize(
+    ("profile", "gib", "shape"),
+    [(WHOLE, 100, (1, 16)), (POOLS, 1, (1, 16)), (SERIAL, 1, (16, 1))],
+)
+def test_shapes(profile: Profile, gib: int, shape: tuple[int, int]) -> None:
+    """A library that takes all threads has one worker a host, others one per CPU."""
+    found = sized(rows_of(gib), profile)
+    assert (found.workers_per_host, found.threads) == shape
+    assert (found.hosts > 1) == (gib == 100)
+    takes_all = any("takes all threads of its worker" in r for r in found.reasons)
+    assert takes_all == (profile is not SERIAL)
 
 
 def test_fewer_hosts_come_before_single_threads() -> None:

@@ -248,29 +248,20 @@ def test_a_worker_that_is_killed_while_it_packs(client: Client) -> None:
     check_whole(client, X, y)
 
 
+@contextmanager
+def retiring(client: Client, address: str) -> Iterator[dict[str, Any]]:
+    """Retire a worker during a fit with these options."""
+    work = Thread(target=client.retire_workers, args=([address],))
+    yield {"progress": Watcher(work.start), "max_failures": 1}
+    work.join()
+
+
 @pytest.mark.parametrize("options", [{}, {"n_workers": 3}])
 def test_a_worker_that_retires(left: Client, options: dict[str, Any]) -> None:
     """The fit takes a checkpoint, and goes on without the worker."""
     X, y = data(left)
-    threads: list[Thread] = []
-
-    address = next(iter(workers_of(left)))
-
-    def retire() -> None:
-        work = Thread(target=left.retire_workers, args=([address],))
-        threads.append(work)
-        work.start()
-
-    survived = fit(
-        left,
-        model("xgboost"),
-        X,
-        y,
-        progress=Watcher(retire),
-        max_failures=1,
-        **options,
-    )
-    threads[0].join()
+    with retiring(left, next(iter(workers_of(left)))) as survives:
+        survived = fit(left, model("xgboost"), X, y, **survives, **options)
     assert len(trees(survived)) == 800
     notes = "\n".join(survived.clustertune_report_.notes)
     assert re.search(r"resumed from round \d+ after \S+ \w+ on 2 workers", notes)
@@ -283,22 +274,9 @@ def test_named_workers_that_do_not_return(left: Client) -> None:
     """The fit continues on the named workers that are left."""
     X, y = data(left)
     gone, *rest = workers_of(left)
-    threads: list[Thread] = []
-
-    def retire() -> None:
-        threads.append(Thread(target=left.retire_workers, args=([gone],)))
-        threads[0].start()
-
-    survived = fit(
-        left,
-        model("xgboost"),
-        X,
-        y,
-        progress=Watcher(retire),
-        max_failures=1,
-        workers=[gone, rest[0]],
-    )
-    threads[0].join()
+    with retiring(left, gone) as options:
+        options["workers"] = [gone, rest[0]]
+        survived = fit(left, model("xgboost"), X, y, **options)
     assert len(trees(survived)) == 800
 
 
@@ -306,24 +284,11 @@ def test_the_only_named_worker_does_not_return(left: Client) -> None:
     """The error names the loss, and what to do."""
     X, y = data(left)
     (address, *_) = workers_of(left)
-    threads: list[Thread] = []
-
-    def retire() -> None:
-        threads.append(Thread(target=left.retire_workers, args=([address],)))
-        threads[0].start()
-
     text = "the fit lost worker w-.*; then none of the workers in workers= is left"
-    with pytest.raises(IncompleteError, match=text):
-        fit(
-            left,
-            model("xgboost"),
-            X,
-            y,
-            progress=Watcher(retire),
-            max_failures=1,
-            workers=[address],
-        )
-    threads[0].join()
+    with retiring(left, address) as options:
+        options["workers"] = [address]
+        with pytest.raises(IncompleteError, match=text):
+            fit(left, model("xgboost"), X, y, **options)
     assert is_whole(*left.gather(left.compute([X, y])))
 
 
@@ -389,15 +354,9 @@ def test_a_later_call_continues(client: Client, tmp_path: Path) -> None:
     X, y = data(client)
     file = tmp_path / "model.checkpoint"
     estimator = model("xgboost")
+    watcher = Watcher(killer(client))
     with pytest.raises(IncompleteError):
-        fit(
-            client,
-            estimator,
-            X,
-            y,
-            progress=Watcher(killer(client)),
-            checkpoint_path=file,
-        )
+        fit(client, estimator, X, y, progress=watcher, checkpoint_path=file)
     assert file.exists()
     with pytest.raises(ValueError, match=r"fit: .*parameter max_depth differ"):
         fit(client, model("xgboost", max_depth=2), X, y, checkpoint_path=file)
@@ -470,7 +429,7 @@ def test_data_that_cannot_come_back(client: Client) -> None:
     ("options", "text"),
     [
         ({"max_failures": -2}, "max_failures=-2 must be an integer from -1"),
-        ({"max_failures": 1.5}, "max_failures must be an integer from -1"),
+        ({"max_failures": 1.5}, "max_failures=1.5 must be an integer from -1"),
         ({"checkpoint_every": "soon"}, "checkpoint_every"),
     ],
 )
@@ -604,15 +563,9 @@ def test_the_training_of_another_client_goes_on(client: Client) -> None:
         trains = other.submit(
             train_until, "end", key="_train_part-other", workers=["w-2"], pure=False
         )
+        options = {"progress": Watcher(killer(client, 0)), "workers": ["w-0", "w-1"]}
         with pytest.raises(IncompleteError, match="lost worker w-0"):
-            fit(
-                client,
-                model("lightgbm"),
-                X,
-                y,
-                progress=Watcher(killer(client, 0)),
-                workers=["w-0", "w-1"],
-            )
+            fit(client, model("lightgbm"), X, y, **options)
         distributed.Event("end", client=other).set()
         assert trains.result(timeout=200) == pid
     check_whole(client, X, y)
@@ -677,16 +630,9 @@ def test_a_checkpoint_that_cannot_be_written(
 
     monkeypatch.setattr(CheckpointFile, "_write", refuse)
     X, y = data(client)
+    options = {"max_failures": 1, "checkpoint_path": tmp_path / "model.checkpoint"}
     watcher = Watcher(killer(client))
-    survived = fit(
-        client,
-        model("xgboost"),
-        X,
-        y,
-        progress=watcher,
-        max_failures=1,
-        checkpoint_path=tmp_path / "model.checkpoint",
-    )
+    survived = fit(client, model("xgboost"), X, y, progress=watcher, **options)
     assert len(trees(survived)) == 800
     assert "was not written: " in caplog.text
     assert "the disk is full" in caplog.text

@@ -9,15 +9,10 @@ import sys
 import zipfile
 from pathlib import Path
 from time import process_time
-from typing import Any
 
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import clustertune
-from clustertune import checks
 from clustertune.core.model import Severity
 from clustertune.operations.playbooks import reading
 from clustertune.operations.playbooks.reading import (
@@ -343,115 +338,6 @@ def test_the_wheel_has_them(tmp_path: Path) -> None:
     assert {f.name for f in inside.iterdir()} == {
         p.name for p in (root / "playbooks").iterdir()
     }
-
-
-# --- random text ----------------------------------------------------------------------
-
-_words = st.sampled_from(
-    [
-        *("version", "name", "steps", "limits", "on_failure", "check", "when", "do"),
-        *("with", "at_least", "holds", "settle", "trim", "scale", "restart", "release"),
-        *("workers", "named", "timeout", "n_workers"),
-        *("memory", "memory_growth", "warning", "all", "1m", "-1", "1e999", "50%"),
-    ]
-)
-_scalars = st.one_of(
-    _words,
-    st.text(max_size=8),
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.dates(),
-    st.binary(max_size=4),
-)
-_anything = st.recursive(
-    _scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(st.one_of(_words, st.integers()), inner, max_size=5),
-    ),
-    max_leaves=12,
-)
-_OPTIONS = sorted({key for action in CALLS for key in arguments_of(action)})
-_step = st.fixed_dictionaries(
-    {},
-    optional={
-        "check": st.one_of(_words, st.lists(_words, max_size=3), _anything),
-        "when": st.one_of(st.sampled_from(list(checks.available())), _anything),
-        "at_least": st.one_of(
-            st.sampled_from(["info", "warning", "critical"]), _anything
-        ),
-        "holds": st.one_of(st.sampled_from(["1m", 3, "0"]), _anything),
-        "do": st.one_of(st.sampled_from(list(CALLS)), _anything),
-        "with": st.one_of(
-            st.dictionaries(st.sampled_from(_OPTIONS), _anything, max_size=3),
-            _anything,
-        ),
-    },
-)
-_playbooks = st.fixed_dictionaries(
-    {"version": st.just(1), "name": _words, "steps": st.lists(_step, max_size=3)},
-    optional={
-        "limits": st.one_of(
-            st.dictionaries(
-                st.sampled_from(["settle", "disrupted_workers"]), _anything
-            ),
-            _anything,
-        ),
-        "on_failure": _anything,
-    },
-)
-
-
-def try_it(text: str | bytes) -> bool:
-    """Whether it is a playbook; any error but PlaybookError fails the test."""
-    try:
-        read = load(text, "p.yaml")
-    except PlaybookError as error:
-        lines = str(error).splitlines()
-        assert all(line.startswith("p.yaml") for line in lines)
-        assert all(line.isprintable() for line in lines)
-        return False
-    assert all(str(step) for step in read.steps)
-    return True
-
-
-@settings(max_examples=400, deadline=None, database=None)
-@given(_playbooks)
-def test_structures(data: Any) -> None:
-    """Values of wrong types are refused."""
-    try_it(yaml.safe_dump(data, sort_keys=False))
-
-
-@settings(max_examples=400, deadline=None, database=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, len(EXAMPLE)),
-            st.integers(0, 12),
-            st.one_of(
-                st.sampled_from(list("{}[]:,&*!|>-?'\"%@`#\t\n ~<")).map(str.encode),
-                st.binary(max_size=4),
-            ),
-        ),
-        min_size=1,
-        max_size=6,
-    )
-)
-def test_mutations(changes: list[tuple[int, int, bytes]]) -> None:
-    """Changed, missing and additional bytes."""
-    text = EXAMPLE.encode()
-    for at, gone, more in changes:
-        text = text[:at] + more + text[at + gone :]
-    try_it(text)
-
-
-@settings(max_examples=200, deadline=None, database=None)
-@given(st.one_of(st.binary(max_size=60), st.text(max_size=60)))
-def test_noise(text: str | bytes) -> None:
-    """Random bytes and texts."""
-    try_it(text)
 
 
 # --- the language ---------------------------------------------------------------------
