@@ -403,8 +403,5 @@ def demo(workers: int) -> None:
     """Train before and after `prepare`, on a local cluster."""
     from clustertune.cli import demo as code  # imports NumPy
 
-    with exit_on_error():
-        try:
-            code.run(workers, click.echo)
-        except code.DemoError as error:
-            raise click.UsageError(str(error)) from error
+    with exit_on_error(), usage_errors(code.DemoError):
+        code.run(workers, click.echo)

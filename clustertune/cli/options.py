@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -221,11 +221,6 @@ class Target:
         return Security(require_encryption=True, **files)
 
     @property
-    def _source(self) -> str | None:
-        configured = dask.config.get("scheduler-address", None)
-        return self.scheduler_file or self.address or configured
-
-    @property
     def words(self) -> str:
         """The words of a command line that name this cluster, quoted."""
         named = [self.address] if self.address else []
@@ -241,7 +236,8 @@ class Target:
     @property
     def source(self) -> str:
         """The scheduler file, the address, or the address in Dask's configuration."""
-        source = self._source
+        configured = dask.config.get("scheduler-address", None)
+        source = self.scheduler_file or self.address or configured
         if not source:
             raise click.UsageError(
                 "which cluster? give ADDRESS or --scheduler-file, or set "
@@ -284,20 +280,13 @@ _TARGET = (
 )  # fmt: skip
 
 
-def target_of(values: Mapping[str, Any]) -> Target:
-    """Return the cluster that the values of arguments and options name."""
-    return Target(**{field.name: values.get(field.name) for field in fields(Target)})
-
-
 def cluster_options(command: Command) -> Command:
     """Add the options that name a cluster; the command gets a :class:`Target` first."""
 
     @wraps(command)
     def call(**values: Any) -> None:
-        target = target_of(values)
-        for field in fields(target):
-            values.pop(field.name, None)
-        command(target, **values)
+        named = {field.name: values.pop(field.name) for field in fields(Target)}
+        command(Target(**named), **values)
 
     return with_options(*_TARGET)(call)
 
@@ -316,10 +305,6 @@ class Consent:
     dry_run: bool  # plan, and change nothing
     yes: bool  # do not ask
     quiet: bool  # print only the result, and questions
-
-    @property
-    def progress(self) -> bool | None:
-        return False if self.quiet else None
 
     def refuse_without_terminal(self) -> None:
         """Refuse before any work if the command must ask and there is no terminal."""
