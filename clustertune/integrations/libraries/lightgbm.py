@@ -239,13 +239,6 @@ class Rank(LightGBM):
     def matches(self, estimator: object) -> bool:
         return _is_ranker(estimator)
 
-    def profile_for(self, estimator: object) -> Profile:
-        return replace(
-            RANK,
-            stops_early=_stops_early(estimator),
-            fit_memory=pool_memory(parameters_of(estimator)),
-        )
-
     def fit_kwargs(self, fit_inputs: FitInputs) -> dict[str, Any]:
         groups = given(
             group=fit_inputs.training.group_sizes,
