@@ -144,15 +144,9 @@ def read_unmet(answer: Sequence[Sequence[Any]]) -> tuple[UnmetRestriction, ...]:
 
 async def past_runs(client: Client) -> tuple[Run, ...]:
     """Return the runs that the plugin has seen, oldest first."""
+    pairs = ("floors", "peaks", "managed")
     return tuple(
-        Run(
-            began=run["began"],
-            ended=run["ended"],
-            floors=dict(run["floors"]),
-            peaks=dict(run["peaks"]),
-            managed=dict(run["managed"]),
-            ended_by=run["ended_by"],
-        )
+        Run(**run | {name: dict(run[name]) for name in pairs})
         for run in await monitor.ask(client, "past_runs")
     )
 
