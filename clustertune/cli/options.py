@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -250,32 +249,25 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-class RegularFile(click.Path):
-    """The path of a regular file; to read a pipe or a device may never end."""
-
-    def __init__(self) -> None:
-        super().__init__(exists=True, dir_okay=False)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        path = super().convert(value, param, ctx)
-        if not Path(os.fsdecode(path)).is_file():
-            self.fail(
-                f"{click.format_filename(path)} is not a regular file", param, ctx
-            )
-        return path
+def _regular(option: str, path: str) -> str:
+    """Refuse a pipe or a device: to read it may never end."""
+    if not Path(path).is_file():
+        raise ValueError(f"{option} {path} is not a regular file")
+    return path
 
 
-_file = RegularFile()
+_FILE: dict[str, Any] = {
+    "type": click.Path(exists=True, dir_okay=False),
+    "callback": checked(_regular),
+}
 _TARGET = (
     click.argument("address", required=False),
-    click.option("--scheduler-file", type=_file, help="Read the address from this "
+    click.option("--scheduler-file", **_FILE, help="Read the address from this "
         "file, written by `dask scheduler --scheduler-file`."),
-    click.option("--tls-ca-file", type=_file, help="CA certificate file (PEM). "
+    click.option("--tls-ca-file", **_FILE, help="CA certificate file (PEM). "
         "By default from Dask's configuration."),
-    click.option("--tls-cert", type=_file, help="Client certificate file (PEM)."),
-    click.option("--tls-key", type=_file, help="Private key file (PEM) of the client "
+    click.option("--tls-cert", **_FILE, help="Client certificate file (PEM)."),
+    click.option("--tls-key", **_FILE, help="Private key file (PEM) of the client "
         "certificate."),
 )  # fmt: skip
 
