@@ -53,31 +53,6 @@ def test_a_running_worker_stays() -> None:
     assert {s.args.id for s in scale.retirements(paused, 2)} == {1}
 
 
-def test_down_and_up(local_cluster: Any) -> None:
-    """All data exists afterwards, and the cluster object has the right number."""
-    local, client = local_cluster(4)
-    X = client.persist(da.random.default_rng(0).random((4000, 100), chunks=(100, 100)))
-    kept = client.scatter([np.full(9, i) for i in range(8)], hash=False)
-    wait(X)
-    plan = clustertune.scale(client, 2, dry_run=True)
-    assert len(plan.steps) == 2
-    assert len(local.workers) == 4
-    report = clustertune.scale(client, 2, X)
-    assert report.status == "done", str(report)
-    assert all("lost 0" in step.details for step in report.steps)
-    assert len(workers_of(client)) == 2
-    assert len(local.worker_spec) == 2
-    expected = da.random.default_rng(0).random((4000, 100), chunks=(100, 100))
-    np.testing.assert_array_equal(X.compute(), expected.compute(scheduler="sync"))
-    assert [int(v[0]) for v in client.gather(kept)] == list(range(8))
-    assert clustertune.scale(client, 2).status == "fine"
-    gone = {0, 1, 2, 3} - local.worker_spec.keys()
-    assert clustertune.scale(client, 3).status == "done"
-    assert len(workers_of(client)) == 3
-    # of a name that is still closing none would be started
-    assert not gone & local.worker_spec.keys()
-
-
 def test_with_an_address_only(local_cluster: Any) -> None:
     """Workers can be removed. The error has the line that starts more."""
     local, _ = local_cluster(3)
