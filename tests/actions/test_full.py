@@ -48,9 +48,16 @@ def assert_there(client: Client, kept: list[Any], each: int, nbytes: int) -> Non
     assert client.gather(first) == [(n, n, nbytes) for n in expected]
 
 
-def test_all_are_paused(local_cluster: Any) -> None:
+def test_all_are_full(local_cluster: Any) -> None:
+    """All spill; later all are paused."""
     cluster, client = local_cluster(3, memory_limit="1GiB")
     kept = values(client, cluster, 2, 10 * MIB)
+    client.run(leak, nbytes=750 * MIB)
+    until(lambda: all(client.run_on_scheduler(spilled)))
+    report = clustertune.restart_workers(client, timeout="3 minutes")
+    assert report.status == "done", str(report)
+    assert [step.lost for step in report.steps] == [0] * 3
+    assert_there(client, kept, 2, 10 * MIB)
     client.run(leak, nbytes=880 * MIB)
     until(lambda: states(client) == ["paused"] * 3)
     report = clustertune.trim_memory(client)
@@ -78,8 +85,7 @@ def test_all_are_paused_and_have_spilled_a_collection(local_cluster: Any) -> Non
     np.testing.assert_array_equal(X.compute(), np.arange(40_000))
 
 
-@pytest.mark.parametrize("workload", [None, "lightgbm"])
-@pytest.mark.parametrize("restart", ["auto", True])
+@pytest.mark.parametrize(("restart", "workload"), [("auto", "lightgbm"), (True, None)])
 def test_prepare_restarts_paused_workers(
     local_cluster: Any, restart: Any, workload: Any
 ) -> None:
@@ -103,17 +109,6 @@ def test_prepare_restarts_paused_workers(
     assert "rechunk" in [step.action for step in p.report.steps]
     np.testing.assert_array_equal(X.compute(), values)
     np.testing.assert_array_equal(y.compute(), rows % 2)
-
-
-def test_all_are_above_their_spill_threshold(local_cluster: Any) -> None:
-    cluster, client = local_cluster(3, memory_limit="1GiB")
-    kept = values(client, cluster, 2, 10 * MIB)
-    client.run(leak, nbytes=750 * MIB)
-    until(lambda: all(client.run_on_scheduler(spilled)))
-    report = clustertune.restart_workers(client, timeout="3 minutes")
-    assert report.status == "done", str(report)
-    assert [step.lost for step in report.steps] == [0] * 3
-    assert_there(client, kept, 2, 10 * MIB)
 
 
 def counted(dask_scheduler: Any) -> dict[str, int]:

@@ -139,38 +139,13 @@ def test_only_what_a_trim_does_not_cure_is_restarted(how: str) -> None:
         after = pids(client)
         assert after[1] != before[1]
         assert (after[0], after[2]) == (before[0], before[2])
-        (memory,) = (w.process_after for w in report.workers if w.worker == 1)
-        assert memory is not None
+        (row,) = (w for w in report.workers if w.worker == 1)
+        assert row.process_after is not None
         # a cell of the table may have its unit in the next line; HTML has no such lines
-        assert bytes_text(memory).split()[0] in str(report)
-        assert bytes_text(memory) in report._repr_html_()
+        assert bytes_text(row.process_after).split()[0] in str(report)
+        shown = change(row.process_before, row.process_after, bytes_text)
+        assert shown in html.unescape(report._repr_html_())
         refuse_losses(client, X, values)
-
-
-def test_memory_of_a_worker_that_was_restarted() -> None:
-    """The row has the bytes before and after; the step has the keys and seconds."""
-    with cluster(2) as client:
-        at = by_name(client)
-        client.run(leak, workers=[at[0]])
-
-        def full(dask_scheduler: Any) -> bool:
-            return bool(dask_scheduler.workers[at[0]].memory.process > LINE)
-
-        until(lambda: client.run_on_scheduler(full))
-        done = clustertune.restart_workers(client, workers=[0])
-        assert done.status == "done", str(done)
-
-        rows = {row.worker: row for row in done.workers}
-        before, after = rows[0].process_before, rows[0].process_after
-        assert before is not None
-        assert before > LINE
-        assert after is not None
-        assert after < LINE - MORE // 2
-        shown = change(before, after, bytes_text)
-        assert shown in html.unescape(done._repr_html_())
-        (step,) = done.steps
-        assert step.details.startswith("0 keys moved")
-        assert step.seconds
 
 
 def dispatched_train(event: str) -> None:
