@@ -346,16 +346,19 @@ def test_a_scheduler_file_that_is_none(
 # --- report ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["text", "json", "html"])
-def test_nothing_was_prepared(form: str) -> None:
-    """Without a report the exit code is 1, and stdout is empty."""
+def test_a_cluster_without_workers_and_reports() -> None:
+    """Without a report stdout is empty; without workers there is a critical finding."""
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(n_workers=1, **options) as fresh:
-        result = run("history", "--last", "-f", form, fresh.scheduler_address)
+    with LocalCluster(n_workers=0, **options) as empty:
+        for form in ("text", "json", "html"):
+            result = run("history", "--last", "-f", form, empty.scheduler_address)
+            assert result.exit_code == 1
+            assert one_line(result) == (
+                "clustertune: this cluster has no report since its scheduler started"
+            )
+        result = run("check", empty.scheduler_address)
     assert result.exit_code == 1
-    assert one_line(result) == (
-        "clustertune: this cluster has no report since its scheduler started"
-    )
+    assert "missing_workers" in result.stdout
 
 
 @pytest.fixture
@@ -508,15 +511,6 @@ def test_check_by_scheduler_file(cluster: LocalCluster, tmp_path: Path) -> None:
     result = run("check", "--scheduler-file", str(file))
     assert result.exit_code == 0
     assert "no_nanny" in result.stdout
-
-
-def test_check_of_a_cluster_without_workers() -> None:
-    """It is a critical finding."""
-    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(n_workers=0, **options) as empty:
-        result = run("check", empty.scheduler_address)
-    assert result.exit_code == 1
-    assert "missing_workers" in result.stdout
 
 
 def test_check_for_an_unknown_estimator(cluster: LocalCluster) -> None:
@@ -711,15 +705,25 @@ def test_a_wrong_size(options: tuple[str, ...], text: str) -> None:
 def test_scale(nannies: LocalCluster) -> None:
     """With an address workers can leave, and none can start: the line is printed."""
     address = nannies.scheduler_address
-    for how in ("--yes", "--dry-run"):
-        missing = run("scale", "5", how, address)
-        assert (missing.exit_code, missing.stdout) == (4, "")
-        assert f": dask worker {address} --nworkers " in missing.stderr
+    missing = run("scale", "5", "--yes", address)
+    assert missing.exit_code == 4
+    assert f": dask worker {address} --nworkers " in missing.stderr
     done = run("scale", "1", "--yes", address)
     assert done.exit_code == 0, done.stderr
     assert "lost 0" in " ".join(done.stdout.split())
     with Client(address, set_as_default=False) as client:
         assert len(workers_of(client)) == 1
+
+
+def test_more_workers_with_an_address_only(cluster: LocalCluster) -> None:
+    """The error has the lines to use, before any question."""
+    address = cluster.scheduler_address
+    for how in ("--yes", "--dry-run"):
+        missing = run("scale", "7", address, how)
+        assert (missing.exit_code, missing.stdout) == (4, "")
+        assert "To start the missing 6 workers, run this 6 times" in missing.stderr
+        assert f"dask worker {address} " in missing.stderr
+        assert "clustertune.scale(cluster.get_client(), 7)" in missing.stderr
 
 
 # --- size -----------------------------------------------------------------------------
