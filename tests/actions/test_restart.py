@@ -265,14 +265,6 @@ def at_gate(name: str) -> int:
     return -3
 
 
-@gen_cluster(client=True, nthreads=THREE)
-async def test_without_nannies(c: Any, s: Any, *workers: Any) -> None:
-    """No nanny would start the worker again."""
-    with pytest.raises(RefusedError, match="it has no nanny"):
-        await clustertune.restart_workers(c)
-    assert len(s.workers) == 3
-
-
 @gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_one_worker_without_a_nanny(c: Any, s: Any, *nannies: Any) -> None:
     """It is skipped and named with the fix, and the others restart."""

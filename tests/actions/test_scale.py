@@ -23,7 +23,7 @@ from clustertune.errors import NoWorkersError, RefusedError
 from clustertune.planner import forecast
 from tests.builders import layout, snapshot, view, worker
 from tests.in_process import gen_cluster
-from tests.processes import process, until, workers_of
+from tests.processes import process, soon, until, workers_of
 
 
 def burden(nbytes: int) -> HeldData:
@@ -83,31 +83,22 @@ def test_with_an_address_only(local_cluster: Any) -> None:
 async def test_workers_without_nannies(c: Any, s: Any, a: Any, b: Any) -> None:
     """They can be retired, because they need not start again.
 
-    Workers with actors stay.
+    Workers with actors stay. Actors on all workers are refused before any change.
     """
-    actor = await c.submit(dict, actor=True, workers=[b.address])
+    actors = [await c.submit(dict, actor=True, workers=[w.address]) for w in (a, b)]
+    with pytest.raises(RefusedError, match="1 actor, which cannot be moved"):
+        await clustertune.scale(c, 1)
+    assert len(s.workers) == 2
+    del actors[0]
+    await soon(lambda: not s.workers[a.address].actors)
     partitions = await c.scatter([np.arange(10)] * 3, workers=[a.address], hash=False)
     report = await clustertune.scale(c, 1)
     assert report.status == "done", str(report)
     assert list(s.workers) == [b.address]
     assert len(await c.gather(partitions)) == 3
-    del actor
+    del actors
     with pytest.raises(ValueError, match="n_workers=0"):
         await clustertune.scale(c, 0)
-
-
-@gen_cluster(
-    client=True,
-    nthreads=[("127.0.0.1", 1)] * 2,
-    worker_kwargs={"memory_limit": "8 GiB"},  # their process is that of all tests
-)
-async def test_actors_everywhere(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Actors on all workers are refused before any change."""
-    actors = [await c.submit(dict, actor=True, workers=[w.address]) for w in (a, b)]
-    with pytest.raises(RefusedError, match="1 actor, which cannot be moved"):
-        await clustertune.scale(c, 1)
-    assert len(s.workers) == 2
-    del actors
 
 
 @gen_cluster(
