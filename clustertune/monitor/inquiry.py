@@ -224,6 +224,15 @@ async def held(client: Client, packed: Sequence[Any]) -> tuple[int, int]:
     return len(there), int(np.frombuffer(raw["nbytes"], dtype=np.int64).sum())
 
 
+async def look_at_keys(client: Client, names: Sequence[Key]) -> dict[str, Any]:
+    """Return which keys are gone, unwanted or restricted, as the scheduler has them."""
+    packed = await asyncio.to_thread(keys.pack, names)
+    found: dict[str, Any] = await monitor.ask(
+        client, "look_at_keys", owner=client.id, keys=packed
+    )
+    return found
+
+
 async def holdings(client: Client, kept: Sequence[Key]) -> tuple[KeyGroup, ...]:
     """Return the keys in memory except for ``kept``, and the clients that want them."""
     names = ("prefix", "keys", "nbytes", "scattered", "coming", "mine")
