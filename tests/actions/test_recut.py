@@ -368,16 +368,6 @@ async def test_released_inputs_are_freed(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_what_others_need_is_not_released(c, s, a, b):
-    """Data of another client or a published name is refused; nothing changes."""
-    (X,) = await persisted(c, da.from_array(numbers(), chunks=ROWS))
-    await c.publish_dataset(X, name="mine")
-    with pytest.raises(RefusedError, match="another client or a published data"):
-        await clustertune.prepare(c, X, release_inputs=True)
-    assert await c.compute(X.sum()) == numbers().sum()
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_partitions_that_the_same_call_needs_are_not_released(c, s, a, b):
     """An eval set may be a part of the training data."""
     frame = pd.DataFrame(numbers(), columns=list("abcde"))
