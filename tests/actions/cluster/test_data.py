@@ -318,7 +318,10 @@ def held_once(client: Client, futures: Any) -> bool:
 
 
 def test_it_stays_through_ordinary_computations(local_cluster: Any) -> None:
-    """Replicas that tasks fetch are dropped, not the placed ones."""
+    """Replicas that tasks fetch are dropped, not the placed ones.
+
+    A restarted worker has another address, and the same keys.
+    """
     _, client = local_cluster(3)
     X, y = client.persist(
         [da.random.random((6000, 4), chunks=(200, 4)), da.arange(6000, chunks=200)]
@@ -333,15 +336,7 @@ def test_it_stays_through_ordinary_computations(local_cluster: Any) -> None:
     until(lambda: held_once(client, futures))
     assert client.who_has(futures) == placed
     assert p.verify().status == "fine"
-
-
-def test_it_stays_after_a_worker_was_restarted(local_cluster: Any) -> None:
-    """The restarted worker has another address, and the same keys."""
-    _, client = local_cluster(2)
-    X = client.persist(da.random.random((4000, 4), chunks=(200, 4)))
-    (X,) = clustertune.prepare(client, X)
-    assert clustertune.restart_workers(client, X, workers=[0]).status == "done"
-    futures = futures_of(X)
+    assert clustertune.restart_workers(client, X, y, workers=[0]).status == "done"
     placed = client.who_has(futures)
     assert {len(workers) for workers in placed.values()} == {1}
     client.replicate(futures)
