@@ -119,7 +119,10 @@ def counted(dask_scheduler: Any) -> dict[str, int]:
 
 
 def test_a_paused_worker_with_queued_tasks(local_cluster: Any) -> None:
-    """They run after the restart, and a task that was begun runs once."""
+    """They run after the restart, and a task that was begun runs once.
+
+    Another client waits for that restart, and gets the name of the plan.
+    """
     cluster, client = local_cluster(1, memory_limit="1GiB")
     kept = values(client, cluster, 2, 10 * MIB)
     address = cluster.workers[0].worker_address
@@ -133,7 +136,13 @@ def test_a_paused_worker_with_queued_tasks(local_cluster: Any) -> None:
     restarting = Restarting(client, wait="1 minute", timeout="3 minutes")
     restarting.start()
     until(lambda: client.run_on_scheduler(counted) == {"given": 1, "left": 20})
-    Event("go on").set()
+    until(lambda: states(client) == ["closing_gracefully"])
+    with (
+        Client(cluster.scheduler_address, set_as_default=False) as other,
+        pytest.raises(LeaseHeldError, match="another plan runs on this cluster"),
+    ):
+        clustertune.restart_workers(other, timeout="10 s")
+    Event("go on", client=client).set()
     restarting.join(170)
     assert restarting.result.status == "done", str(restarting.result)
     assert client.gather([first, *tasks]) == [1] * 21
@@ -168,22 +177,3 @@ def test_spilled_data_larger_than_memory(local_cluster: Any) -> None:
     assert list(client.run(os.getpid).values()) != [pid]
     first = client.map(lambda x: (int(x[0]), int(x[-1]), len(x)), kept, pure=False)
     assert client.gather(first) == [(i, i, nbytes) for i in range(each)]
-
-
-def test_the_only_worker_is_being_restarted(local_cluster: Any) -> None:
-    """Another client waits for that restart, and gets the name of the plan."""
-    cluster, client = local_cluster(1, memory_limit="1GiB")
-    task = client.submit(run_and_count, "begun", pure=False)
-    until(lambda: client.get_events("begun"))
-    restarting = Restarting(client, wait="1 minute", timeout="3 minutes")
-    restarting.start()
-    until(lambda: states(client) == ["closing_gracefully"])
-    with (
-        Client(cluster.scheduler_address, set_as_default=False) as other,
-        pytest.raises(LeaseHeldError, match="another plan runs on this cluster"),
-    ):
-        clustertune.restart_workers(other, timeout="10 s")
-    Event("go on", client=client).set()
-    restarting.join(170)
-    assert restarting.result.status == "done", str(restarting.result)
-    assert task.result() == 1
