@@ -403,5 +403,5 @@ def demo(workers: int) -> None:
     """Train before and after `prepare`, on a local cluster."""
     from clustertune.cli import demo as code  # imports NumPy
 
-    with exit_on_error(), usage_errors(code.DemoError):
+    with exit_on_error():
         code.run(workers, click.echo)
