@@ -84,7 +84,7 @@ class LiveCluster:
         self._lease = Lease(client, remaining)
         self.data = CallData(self._lease, given)
         self.remaining = remaining
-        self._bounds: on_workers.Former | None = None  # before an action changed them
+        self._bounds: managers.Bounds | None = None  # before an action changed them
         self._packed: tuple[Any, list[Any]] = ((), [])  # keys of the last restart
         self.options = options
         self._looked = False
@@ -246,7 +246,7 @@ class LiveCluster:
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
         """Change the bounds of adaptive scaling; keep the previous ones."""
 
-        def note(was: on_workers.Former) -> None:
+        def note(was: managers.Bounds) -> None:
             self._bounds = self._bounds or was
 
         return await on_workers.adapt(self.client, bounds, note)
