@@ -70,7 +70,9 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
             continue
         recut = _rechunk_of(step)
         if not recut.shortage:
-            taken = taken + _made(recut, layout)
+            cut = {c.label for c in recut.cuts}
+            changed = [m for m in layout.collections if m.label in cut]
+            taken = taken + layouts.recut_bytes(recut, changed)[1]
         yield step
 
 
@@ -108,16 +110,6 @@ def _best_step(
 def _rechunk_of(step: Step) -> Rechunk:
     assert isinstance(step.args, Rechunk)
     return step.args
-
-
-def _made(recut: Rechunk, layout: Layout) -> Float64s:
-    """Return the bytes of new partitions on each worker."""
-    collections = {m.label: m for m in layout.collections}
-    made = np.zeros(len(recut.workers))
-    for cut in recut.cuts:
-        amount = _part_bytes(cut, collections[cut.label])
-        np.add.at(made, recut.targets[cut.new], amount)
-    return made
 
 
 def _is_known(layout: Layout) -> bool:
@@ -200,11 +192,6 @@ def _summary(changed: list[CollectionInfo], rows: Int64s, moves: Layout | None) 
     return ", ".join(texts)
 
 
-def _part_bytes(cut: Cut, collection: CollectionInfo) -> Int64s:
-    """Return the bytes of every part."""
-    return part_bytes(collection, cut.key, cut.stop - cut.start)
-
-
 class _Contents(NamedTuple):
     """The bytes of new partitions."""
 
@@ -218,7 +205,7 @@ def _contents(layout: Layout, drafts: list[Cut], view: View) -> _Contents:
     held, largest, amounts = [], {}, []
     for cut in drafts:
         collection = collections.pop(cut.label)
-        amount = _part_bytes(cut, collection)
+        amount = part_bytes(collection, cut.key, cut.stop - cut.start)
         amounts.append(np.bincount(cut.new, amount).astype(np.int64))
         largest[cut.label] = int(amounts[-1].max())
         held.append(chunking.held_parts(cut, collection, amount))

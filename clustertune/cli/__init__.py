@@ -17,62 +17,46 @@ import click
 from clustertune import __version__
 from clustertune.core.wording import near
 
+LOOK = "clustertune.cli.inspection"
+CHANGE = "clustertune.cli.workers"
 #: by verb, the module that has the command, and the first line of the command's help
 COMMANDS = {
     "check": (
-        "clustertune.cli.inspection",
+        LOOK,
         "Check this cluster for problems that slow down or break training.",
     ),
     "dashboard": (
-        "clustertune.cli.inspection",
+        LOOK,
         "Show the page of a cluster, on its dashboard or served from this machine.",
     ),
-    "demo": (
-        "clustertune.cli.inspection",
-        "Train before and after `prepare`, on a local cluster.",
-    ),
-    "explain": (
-        "clustertune.cli.inspection",
-        "Describe a check; without NAME, list all checks by symptom.",
-    ),
-    "history": (
-        "clustertune.cli.inspection",
-        "List past calls, held blocks and fits.",
-    ),
+    "demo": (LOOK, "Train before and after `prepare`, on a local cluster."),
+    "explain": (LOOK, "Describe a check; without NAME, list all checks by symptom."),
+    "history": (LOOK, "List past calls, held blocks and fits."),
     "merge": (
-        "clustertune.cli.workers",
+        CHANGE,
         "Replace the workers of each host by one with all their threads and memory.",
     ),
     "resize": (
-        "clustertune.cli.workers",
+        CHANGE,
         "Change the threads, memory or variables of workers without losing data.",
     ),
-    "restart": (
-        "clustertune.cli.workers",
-        "Restart workers one at a time without losing data.",
-    ),
+    "restart": (CHANGE, "Restart workers one at a time without losing data."),
     "run": (
         "clustertune.cli.playbooks",
         "Carry out a playbook: run checks, and act on their findings.",
     ),
     "scale": (
-        "clustertune.cli.workers",
+        CHANGE,
         "Scale to N_WORKERS workers; leaving workers move their data to the others.",
     ),
     "schedule": (
-        "clustertune.cli.workers",
+        CHANGE,
         "Restart workers in a gap between runs; list or cancel such restarts.",
     ),
-    "size": (
-        "clustertune.cli.inspection",
-        "Recommend a cluster for a fit, and print the line that starts it.",
-    ),
-    "trim": (
-        "clustertune.cli.workers",
-        "Return unused memory of workers to the operating system.",
-    ),
+    "size": (LOOK, "Recommend a cluster for a fit, and print the line that starts it."),
+    "trim": (CHANGE, "Return unused memory of workers to the operating system."),
     "watch": (
-        "clustertune.cli.inspection",
+        LOOK,
         "Print when conditions begin or end, and workers join, leave or die.",
     ),
 }

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+import click
 import dask
 import dask.array as da
 import numpy as np
@@ -25,7 +26,6 @@ from distributed.system import MEMORY_LIMIT
 from tabulate import tabulate
 
 import clustertune
-from clustertune.errors import ClustertuneError
 
 Echo = Callable[[str], None]
 
@@ -34,10 +34,6 @@ COLUMNS = 64
 PARTITIONS = 16  # for each worker
 TREES = 40  # of one fit
 START_TIMEOUT = 120  # seconds for new workers to start
-
-
-class DemoError(ClustertuneError):
-    """The demo cannot run, because a package is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +58,12 @@ def step(echo: Echo, text: str) -> Iterator[Callable[[], float]]:
 def run(workers: int, echo: Echo, *, rows: int = ROWS) -> None:
     """Run the demo on generated rows, and print with ``echo``.
 
-    Scale up to ``workers``, at least 2. Raise DemoError if a package is missing.
+    Scale up to ``workers``, at least 2. Raise UsageError if a package is missing.
     """
     titles = {"xgboost": "xgboost", "sklearn": "scikit-learn"}
     if missing := [t for name, t in titles.items() if find_spec(name) is None]:
         command = "pip install 'clustertune[demo]'"
-        raise DemoError(f"the demo needs {', '.join(missing)}; run `{command}`")
+        raise click.UsageError(f"the demo needs {', '.join(missing)}; run `{command}`")
     echo("starting a local cluster with 1 worker of 1 thread ...")
     with (
         TemporaryDirectory(

@@ -404,7 +404,4 @@ def demo(workers: int) -> None:
     from clustertune.cli import demo as code  # imports NumPy
 
     with exit_on_error():
-        try:
-            code.run(workers, click.echo)
-        except code.DemoError as error:
-            raise click.UsageError(str(error)) from error
+        code.run(workers, click.echo)

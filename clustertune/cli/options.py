@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -221,11 +220,6 @@ class Target:
         return Security(require_encryption=True, **files)
 
     @property
-    def _source(self) -> str | None:
-        configured = dask.config.get("scheduler-address", None)
-        return self.scheduler_file or self.address or configured
-
-    @property
     def words(self) -> str:
         """The words of a command line that name this cluster, quoted."""
         named = [self.address] if self.address else []
@@ -241,7 +235,8 @@ class Target:
     @property
     def source(self) -> str:
         """The scheduler file, the address, or the address in Dask's configuration."""
-        source = self._source
+        configured = dask.config.get("scheduler-address", None)
+        source = self.scheduler_file or self.address or configured
         if not source:
             raise click.UsageError(
                 "which cluster? give ADDRESS or --scheduler-file, or set "
@@ -254,39 +249,27 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-class RegularFile(click.Path):
-    """The path of a regular file; to read a pipe or a device may never end."""
-
-    def __init__(self) -> None:
-        super().__init__(exists=True, dir_okay=False)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        path = super().convert(value, param, ctx)
-        if not Path(os.fsdecode(path)).is_file():
-            self.fail(
-                f"{click.format_filename(path)} is not a regular file", param, ctx
-            )
-        return path
+def _regular(option: str, path: str) -> str:
+    """Refuse a pipe or a device: to read it may never end."""
+    if not Path(path).is_file():
+        raise ValueError(f"{option} {path} is not a regular file")
+    return path
 
 
-_file = RegularFile()
+_FILE: dict[str, Any] = {
+    "type": click.Path(exists=True, dir_okay=False),
+    "callback": checked(_regular),
+}
 _TARGET = (
     click.argument("address", required=False),
-    click.option("--scheduler-file", type=_file, help="Read the address from this "
+    click.option("--scheduler-file", **_FILE, help="Read the address from this "
         "file, written by `dask scheduler --scheduler-file`."),
-    click.option("--tls-ca-file", type=_file, help="CA certificate file (PEM). "
+    click.option("--tls-ca-file", **_FILE, help="CA certificate file (PEM). "
         "By default from Dask's configuration."),
-    click.option("--tls-cert", type=_file, help="Client certificate file (PEM)."),
-    click.option("--tls-key", type=_file, help="Private key file (PEM) of the client "
+    click.option("--tls-cert", **_FILE, help="Client certificate file (PEM)."),
+    click.option("--tls-key", **_FILE, help="Private key file (PEM) of the client "
         "certificate."),
 )  # fmt: skip
-
-
-def target_of(values: Mapping[str, Any]) -> Target:
-    """Return the cluster that the values of arguments and options name."""
-    return Target(**{field.name: values.get(field.name) for field in fields(Target)})
 
 
 def cluster_options(command: Command) -> Command:
@@ -294,10 +277,8 @@ def cluster_options(command: Command) -> Command:
 
     @wraps(command)
     def call(**values: Any) -> None:
-        target = target_of(values)
-        for field in fields(target):
-            values.pop(field.name, None)
-        command(target, **values)
+        named = {field.name: values.pop(field.name) for field in fields(Target)}
+        command(Target(**named), **values)
 
     return with_options(*_TARGET)(call)
 
@@ -316,10 +297,6 @@ class Consent:
     dry_run: bool  # plan, and change nothing
     yes: bool  # do not ask
     quiet: bool  # print only the result, and questions
-
-    @property
-    def progress(self) -> bool | None:
-        return False if self.quiet else None
 
     def refuse_without_terminal(self) -> None:
         """Refuse before any work if the command must ask and there is no terminal."""

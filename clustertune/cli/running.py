@@ -210,7 +210,7 @@ def carry_out(
 
     def call(dry: bool) -> T:
         async def work(client: Client) -> T:
-            shown = Progress(consent.progress)
+            shown = Progress(False if consent.quiet else None)
             making = make(client, dry_run=dry, progress=shown.notify)
             try:
                 return await with_usage_errors(making)

@@ -26,11 +26,9 @@ def mount(dask_scheduler: Any) -> dict[str, Any]:
 
     Return ``path`` of the page, with the dashboard's prefix, or ``error``.
     """
+    from bokeh.server.tornado import BokehTornado
+
     served: Any = getattr(dask_scheduler, "http_application", None)
-    try:
-        from bokeh.server.tornado import BokehTornado
-    except ImportError:
-        return {"error": "has no Bokeh"}
     apps = [
         a for a in getattr(served, "applications", ()) if isinstance(a, BokehTornado)
     ]

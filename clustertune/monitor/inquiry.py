@@ -144,15 +144,9 @@ def read_unmet(answer: Sequence[Sequence[Any]]) -> tuple[UnmetRestriction, ...]:
 
 async def past_runs(client: Client) -> tuple[Run, ...]:
     """Return the runs that the plugin has seen, oldest first."""
+    pairs = ("floors", "peaks", "managed")
     return tuple(
-        Run(
-            began=run["began"],
-            ended=run["ended"],
-            floors=dict(run["floors"]),
-            peaks=dict(run["peaks"]),
-            managed=dict(run["managed"]),
-            ended_by=run["ended_by"],
-        )
+        Run(**run | {name: dict(run[name]) for name in pairs})
         for run in await monitor.ask(client, "past_runs")
     )
 
@@ -228,6 +222,15 @@ async def held(client: Client, packed: Sequence[Any]) -> tuple[int, int]:
     (raw,) = found["collections"]
     there = np.unique(np.frombuffer(raw["partitions"], dtype=np.int64))
     return len(there), int(np.frombuffer(raw["nbytes"], dtype=np.int64).sum())
+
+
+async def look_at_keys(client: Client, names: Sequence[Key]) -> dict[str, Any]:
+    """Return which keys are gone, unwanted or restricted, as the scheduler has them."""
+    packed = await asyncio.to_thread(keys.pack, names)
+    found: dict[str, Any] = await monitor.ask(
+        client, "look_at_keys", owner=client.id, keys=packed
+    )
+    return found
 
 
 async def holdings(client: Client, kept: Sequence[Key]) -> tuple[KeyGroup, ...]:

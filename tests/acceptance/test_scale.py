@@ -25,6 +25,7 @@ def test_scale_up_and_down(local_cluster: Any) -> None:
     X, y = clustertune.prepare(client, X, y, estimator="xgboost")
     assert sorted(partitions_by_worker(client, X).values()) == [PARTITIONS // 3] * 3
 
+    names = set(cluster.worker_spec)
     planned = clustertune.scale(client, 1, X, y, dry_run=True)
 
     assert len(planned.steps) == 2
@@ -38,3 +39,11 @@ def test_scale_up_and_down(local_cluster: Any) -> None:
     assert client.gather(scattered) == list(range(10))
     assert list(partitions_by_worker(client, X).values()) == [PARTITIONS]
     assert_intact(X, y)
+
+    # a second call finds nothing to do; the next worker has a new name, since a worker
+    # that is still closing keeps its own
+    assert clustertune.scale(client, 1).status == "fine"
+    gone = names - cluster.worker_spec.keys()
+    assert clustertune.scale(client, 2).status == "done"
+    assert len(client.nthreads()) == 2
+    assert not gone & cluster.worker_spec.keys()

@@ -48,9 +48,16 @@ def assert_there(client: Client, kept: list[Any], each: int, nbytes: int) -> Non
     assert client.gather(first) == [(n, n, nbytes) for n in expected]
 
 
-def test_all_are_paused(local_cluster: Any) -> None:
+def test_all_are_full(local_cluster: Any) -> None:
+    """All spill; later all are paused."""
     cluster, client = local_cluster(3, memory_limit="1GiB")
     kept = values(client, cluster, 2, 10 * MIB)
+    client.run(leak, nbytes=750 * MIB)
+    until(lambda: all(client.run_on_scheduler(spilled)))
+    report = clustertune.restart_workers(client, timeout="3 minutes")
+    assert report.status == "done", str(report)
+    assert [step.lost for step in report.steps] == [0] * 3
+    assert_there(client, kept, 2, 10 * MIB)
     client.run(leak, nbytes=880 * MIB)
     until(lambda: states(client) == ["paused"] * 3)
     report = clustertune.trim_memory(client)
@@ -78,8 +85,7 @@ def test_all_are_paused_and_have_spilled_a_collection(local_cluster: Any) -> Non
     np.testing.assert_array_equal(X.compute(), np.arange(40_000))
 
 
-@pytest.mark.parametrize("workload", [None, "lightgbm"])
-@pytest.mark.parametrize("restart", ["auto", True])
+@pytest.mark.parametrize(("restart", "workload"), [("auto", "lightgbm"), (True, None)])
 def test_prepare_restarts_paused_workers(
     local_cluster: Any, restart: Any, workload: Any
 ) -> None:
@@ -105,17 +111,6 @@ def test_prepare_restarts_paused_workers(
     np.testing.assert_array_equal(y.compute(), rows % 2)
 
 
-def test_all_are_above_their_spill_threshold(local_cluster: Any) -> None:
-    cluster, client = local_cluster(3, memory_limit="1GiB")
-    kept = values(client, cluster, 2, 10 * MIB)
-    client.run(leak, nbytes=750 * MIB)
-    until(lambda: all(client.run_on_scheduler(spilled)))
-    report = clustertune.restart_workers(client, timeout="3 minutes")
-    assert report.status == "done", str(report)
-    assert [step.lost for step in report.steps] == [0] * 3
-    assert_there(client, kept, 2, 10 * MIB)
-
-
 def counted(dask_scheduler: Any) -> dict[str, int]:
     """Return tasks by state: on workers, and without one."""
     given = sum(len(ws.processing) for ws in dask_scheduler.workers.values())
@@ -124,7 +119,10 @@ def counted(dask_scheduler: Any) -> dict[str, int]:
 
 
 def test_a_paused_worker_with_queued_tasks(local_cluster: Any) -> None:
-    """They run after the restart, and a task that was begun runs once."""
+    """They run after the restart, and a task that was begun runs once.
+
+    Another client waits for that restart, and gets the name of the plan.
+    """
     cluster, client = local_cluster(1, memory_limit="1GiB")
     kept = values(client, cluster, 2, 10 * MIB)
     address = cluster.workers[0].worker_address
@@ -138,7 +136,13 @@ def test_a_paused_worker_with_queued_tasks(local_cluster: Any) -> None:
     restarting = Restarting(client, wait="1 minute", timeout="3 minutes")
     restarting.start()
     until(lambda: client.run_on_scheduler(counted) == {"given": 1, "left": 20})
-    Event("go on").set()
+    until(lambda: states(client) == ["closing_gracefully"])
+    with (
+        Client(cluster.scheduler_address, set_as_default=False) as other,
+        pytest.raises(LeaseHeldError, match="another plan runs on this cluster"),
+    ):
+        clustertune.restart_workers(other, timeout="10 s")
+    Event("go on", client=client).set()
     restarting.join(170)
     assert restarting.result.status == "done", str(restarting.result)
     assert client.gather([first, *tasks]) == [1] * 21
@@ -173,22 +177,3 @@ def test_spilled_data_larger_than_memory(local_cluster: Any) -> None:
     assert list(client.run(os.getpid).values()) != [pid]
     first = client.map(lambda x: (int(x[0]), int(x[-1]), len(x)), kept, pure=False)
     assert client.gather(first) == [(i, i, nbytes) for i in range(each)]
-
-
-def test_the_only_worker_is_being_restarted(local_cluster: Any) -> None:
-    """Another client waits for that restart, and gets the name of the plan."""
-    cluster, client = local_cluster(1, memory_limit="1GiB")
-    task = client.submit(run_and_count, "begun", pure=False)
-    until(lambda: client.get_events("begun"))
-    restarting = Restarting(client, wait="1 minute", timeout="3 minutes")
-    restarting.start()
-    until(lambda: states(client) == ["closing_gracefully"])
-    with (
-        Client(cluster.scheduler_address, set_as_default=False) as other,
-        pytest.raises(LeaseHeldError, match="another plan runs on this cluster"),
-    ):
-        clustertune.restart_workers(other, timeout="10 s")
-    Event("go on", client=client).set()
-    restarting.join(170)
-    assert restarting.result.status == "done", str(restarting.result)
-    assert task.result() == 1

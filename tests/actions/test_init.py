@@ -284,21 +284,13 @@ def test_rebalance_leaves_eval_sets_the_room_that_is_left() -> None:
     assert set(targets(step)) == {"X", "y"}
 
 
-def test_rebalance_places_no_partition_twice() -> None:
-    """An eval set that is part of the training data is placed once, with it."""
-    part = layout([10, 10], [0, 0], label="eval_set[0]")
-    data = layout([10] * 4, [0] * 4)
-    assert set(part.collections[0].keys) < set(data.collections[0].keys)
-    (step,) = propose("rebalance", view([worker(0), worker(1)], [data, part]))
-    assert "training data" in step.summary
-
-
-def test_rebalance_places_no_shared_partition_twice() -> None:
-    """An eval set that shares some partitions is not placed a second time."""
+@pytest.mark.parametrize("first", [0, 3])
+def test_rebalance_places_no_partition_twice(first: int) -> None:
+    """An eval set that is part of the training data, or shares some, is placed once."""
     data = layout([10] * 4, [0] * 4)
     other = layout([10] * 3, [0] * 3, label="eval_set[0]")
-    keys = [("X", 3), ("X", 4), ("X", 5)]
-    shared = replace(other.collections[0], keys=tuple(keys))
+    keys = tuple(("X", first + i) for i in range(3))
+    shared = replace(other.collections[0], keys=keys)
     other = replace(other, collections=(shared, *other.collections[1:]))
     (step,) = propose("rebalance", view([worker(0), worker(1)], [data, other]))
     assert "training data" in step.summary

@@ -358,25 +358,6 @@ def test_merge_without_limits(local_cluster: Any) -> None:
     assert_whole(client, X, kept, total)
 
 
-def test_later_workers(local_cluster: Any) -> None:
-    """The cluster object starts none again, and new workers have the new size."""
-    local, client = local_cluster(2, memory_limit="1 GiB")
-    assert clustertune.merge_workers(client).status == "done"
-    assert len(local.worker_spec) == 1
-    local.scale(2)
-    client.wait_for_workers(2)
-    assert sizes(client) == [(2, 2 * GIB)] * 2
-
-
-def test_adaptive_local_cluster(local_cluster: Any) -> None:
-    """It is refused, and nothing is changed."""
-    local, client = local_cluster(2)
-    local.adapt(minimum=2, maximum=2)
-    with pytest.raises(RefusedError, match="adaptive scaling would start"):
-        clustertune.merge_workers(client)
-    assert len(workers_of(client)) == 2
-
-
 def on(text: str, act: Callable[[], None]) -> Callable[[str, float | None], None]:
     """Return a progress function that acts once, at the first text like this."""
     left = [act]
@@ -449,17 +430,6 @@ def test_spilled_data_that_does_not_fit(local_cluster: Any) -> None:
     assert sizes(client) == [(1, 600 * 2**20)] * 2
 
 
-def test_with_an_address_only(local_cluster: Any) -> None:
-    """Nannies suffice to merge."""
-    local, _ = local_cluster(2)
-    with Client(local.scheduler_address) as client:
-        X, y, kept, total = load(client)
-        report = clustertune.merge_workers(client, X, y)
-        assert report.status == "done", str(report)
-        assert len(workers_of(client)) == 1
-        assert_whole(client, X, kept, total)
-
-
 # --- fits -----------------------------------------------------------------------------
 
 
@@ -508,16 +478,18 @@ def test_lightgbm(two: Any) -> None:
 
 
 def test_command(two: Any) -> None:
-    """It plans, asks, and acts."""
+    """It plans, asks, and acts. It has an address only: nannies suffice to merge."""
     _, client = two
     address = client.scheduler.address
     done = CliRunner().invoke(main, ["merge", "--dry-run", address])
     assert done.exit_code == 0, done.output
     assert "retire worker 1" in done.output
     assert len(workers_of(client)) == 2
+    X, _, kept, total = load(client)
     done = CliRunner().invoke(main, ["merge", "--yes", "--quiet", address])
     assert done.exit_code == 0, done.output
     assert sizes(client) == [(2, 4 * GIB)]
+    assert_whole(client, X, kept, total)
 
 
 PLAYBOOK = """
@@ -545,16 +517,29 @@ def test_playbook(two: Any, tmp_path: Path) -> None:
 
 
 def test_checks_of_a_live_cluster(two: Any) -> None:
-    """The check has the finding before the merge, and none afterwards."""
-    _, client = two
+    """The check has the finding before the merge, and none afterwards.
+
+    A merge of an adaptive cluster is refused. After a merge, the cluster object starts
+    no worker again, and new workers have the new size.
+    """
+    local, client = two
+    adaptive = local.adapt(minimum=2, maximum=2)
+    with pytest.raises(RefusedError, match="adaptive scaling would start"):
+        clustertune.merge_workers(client)
+    assert len(workers_of(client)) == 2
+    adaptive.stop()
     name = several_workers_per_host.__name__
     assert name in checks.available()
     found = clustertune.check(client, estimator="xgboost").found
     (finding,) = [f for f in found if f.check == name]
     assert finding.remedy == "Run `clustertune.merge_workers(client)`."
-    clustertune.merge_workers(client)
+    assert clustertune.merge_workers(client).status == "done"
+    assert len(local.worker_spec) == 1
     found = clustertune.check(client, estimator="xgboost").found
     assert name not in {f.check for f in found}
+    local.scale(2)
+    client.wait_for_workers(2)
+    assert sizes(client) == [(2, 4 * GIB)] * 2
 
 
 def test_a_size_is_given_to_a_worker() -> None:

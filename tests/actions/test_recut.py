@@ -74,20 +74,6 @@ async def test_labels_are_cut_to_the_data(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_the_given_names_still_work(c, s, a, b):
-    """The caller's collections are unchanged after new partitions were made."""
-    Xn = numbers()
-    X, y = await persisted(
-        c, da.from_array(Xn, chunks=ROWS), da.from_array(Xn[:, 0], chunks=ROWS)
-    )
-    X2, y2 = await clustertune.prepare(c, X, y)
-    assert X2.npartitions == y2.npartitions == 2
-    old, new = await values(c, X, X2)
-    np.testing.assert_array_equal(old, Xn)
-    np.testing.assert_array_equal(new, Xn)
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_blocks_of_columns_are_joined(c, s, a, b):
     """Every partition has all columns in order, also with more dimensions."""
     Xn = numbers(24).reshape(ROWS, 6, 4)
@@ -194,31 +180,20 @@ async def test_partitions_are_made_where_they_stay(c, s, a, b, d):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_what_is_cut_can_be_computed_again(c, s, a, b):
-    """The partitions of a lost worker are recomputed with equal values."""
+    """The partitions of a lost worker are recomputed with equal values.
+
+    So are those of the caller's collections, which are unchanged.
+    """
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=1500), da.from_array(Xn[:, 0], chunks=1000)
     )
     X2, y2 = await clustertune.prepare(c, X, y)
     await b.close()
-    found, labels = await values(c, X2, y2)
+    old, found, labels = await values(c, X, X2, y2)
+    np.testing.assert_array_equal(old, Xn)
     np.testing.assert_array_equal(found, Xn)
     np.testing.assert_array_equal(labels, Xn[:, 0])
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_without_cutting_it_is_an_error(c, s, a, b):
-    """``rechunk=False`` refuses different boundaries, and changes nothing."""
-    Xn = numbers()
-    X, y = await persisted(
-        c, da.from_array(Xn, chunks=1500), da.from_array(Xn[:, 0], chunks=1000)
-    )
-    where = await c.who_has([*X.__dask_graph__().values()])
-    with pytest.raises(
-        AlignmentError, match="4,000 rows each, but are cut at different rows"
-    ):
-        await clustertune.prepare(c, X, y, rechunk=False)
-    assert await c.who_has([*X.__dask_graph__().values()]) == where
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
@@ -241,12 +216,18 @@ async def test_fewer_rows_than_workers(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_a_dry_run_cuts_nothing(c, s, a, b):
-    """The report has the cuts and their price."""
+    """The report has the cuts and their price. ``rechunk=False`` refuses them."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=1500), da.from_array(Xn[:, 0], chunks=1000)
     )
     before = set(s.tasks)
+    where = await c.who_has([*X.__dask_graph__().values()])
+    with pytest.raises(
+        AlignmentError, match="4,000 rows each, but are cut at different rows"
+    ):
+        await clustertune.prepare(c, X, y, rechunk=False)
+    assert await c.who_has([*X.__dask_graph__().values()]) == where
     p = await clustertune.prepare(c, X, y, dry_run=True)
     await soon(lambda: set(s.tasks) == before)  # the timed tasks are released
     (plan,) = p.plan
@@ -384,16 +365,6 @@ async def test_released_inputs_are_freed(c, s, a, b):
         await c.compute(X.sum())
     with pytest.raises(ValueError, match="X is released"):
         await clustertune.prepare(c, X, y)
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_what_others_need_is_not_released(c, s, a, b):
-    """Data of another client or a published name is refused; nothing changes."""
-    (X,) = await persisted(c, da.from_array(numbers(), chunks=ROWS))
-    await c.publish_dataset(X, name="mine")
-    with pytest.raises(RefusedError, match="another client or a published data"):
-        await clustertune.prepare(c, X, release_inputs=True)
-    assert await c.compute(X.sum()) == numbers().sum()
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

@@ -31,6 +31,8 @@ NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny}
 OPTIONS = {"worker_kwargs": {"memory_limit": "1 GiB"}}
 # two processes would count the resources twice, so the keys move to other workers
 DETOUR = {"worker_kwargs": {"memory_limit": "1 GiB", "resources": {"a": 1}}}
+#: the event log keeps a single event
+ONE_EVENT = {"distributed.admin.low-level-log-length": 1}
 
 
 class Counter:
@@ -67,8 +69,9 @@ async def data(c: Client) -> tuple[da.Array, da.Array, list[Any]]:
 def test_another_worker_ends_with_what_was_moved(data: str) -> None:
     """Keys that were lost with another worker do not count as returned."""
     again = data == "computed again"
+    config = ONE_EVENT if data == "moved" else {}
 
-    @gen_cluster(nthreads=THREE, **NANNIES, **DETOUR)
+    @gen_cluster(nthreads=THREE, config=config, **NANNIES, **DETOUR)
     async def test(c: Any, s: Any, *nannies: Any) -> None:
         name, other = nannies[0].worker_address, nannies[1].worker_address
         where: dict[str, Any] = {"workers": [name], "allow_other_workers": True}
@@ -139,14 +142,19 @@ async def test_nothing_is_lost(c: Any, s: Any, *nannies: Any) -> None:
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_copies_stay(c: Any, s: Any, *nannies: Any) -> None:
-    """Broadcast data is on all workers afterwards."""
+    """Broadcast data is on all workers afterwards.
+
+    A job may take as long as its call, without another constant.
+    """
     await c.amm.stop()
     everywhere = await c.scatter(np.arange(10), broadcast=True)
     assert len(s.tasks[everywhere.key].who_has) == 3
-    report = await clustertune.restart_workers(c)
+    report = await clustertune.restart_workers(c, timeout="20 minutes")
     assert report.status == "done", str(report)
     assert len(s.tasks[everywhere.key].who_has) == 3
     assert not s.extensions["amm"].running
+    jobs = s.plugins["clustertune"].jobs.kept.values()
+    assert {900 < job.work.timeout < 1200 for job in jobs} == {True}
 
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
@@ -255,26 +263,6 @@ async def test_another_worker_leaves_meanwhile(c: Any, s: Any, *nannies: Any) ->
 def at_gate(name: str) -> int:
     Event(name).wait(60)
     return -3
-
-
-@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
-async def test_actors(c: Any, s: Any, *nannies: Any) -> None:
-    """Actors cannot be moved, so the restart is refused before any change."""
-    actor = await c.submit(Counter, actor=True)
-    before = layout(s)
-    with pytest.raises(RefusedError, match="1 actor, which cannot be moved") as caught:
-        await clustertune.restart_workers(c)
-    assert caught.value.report is not None
-    assert layout(s) == before
-    del actor
-
-
-@gen_cluster(client=True, nthreads=THREE)
-async def test_without_nannies(c: Any, s: Any, *workers: Any) -> None:
-    """No nanny would start the worker again."""
-    with pytest.raises(RefusedError, match="it has no nanny"):
-        await clustertune.restart_workers(c)
-    assert len(s.workers) == 3
 
 
 @gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
@@ -489,14 +477,24 @@ async def test_one_that_is_undone_after_the_call(
 
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
-async def test_trim(c: Any, s: Any, *nannies: Any) -> None:
-    """The report has the memory before and after, for each worker."""
+async def test_actors(c: Any, s: Any, *nannies: Any) -> None:
+    """Actors cannot be moved, so the restart is refused before any change.
+
+    A trim moves nothing. Its report has the memory of each worker before and after.
+    """
+    actor = await c.submit(Counter, actor=True)
+    before = layout(s)
+    with pytest.raises(RefusedError, match="1 actor, which cannot be moved") as caught:
+        await clustertune.restart_workers(c)
+    assert caught.value.report is not None
+    assert layout(s) == before
     report = await clustertune.trim_memory(c)
     assert report.status == "done", str(report)
     (step,) = report.steps
     assert step.details.count(" MiB to ") == 3
     report = await clustertune.trim_memory(c, workers=[0], dry_run=True)
     assert report.status == "planned"
+    del actor
 
 
 @gen_cluster(client=True, nthreads=THREE[:2])
@@ -654,50 +652,25 @@ async def test_a_frozen_worker(c: Any, s: Any, a: Any, b: Any) -> None:
     assert await c.gather(values) == list(range(10))
 
 
-@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
-async def test_the_time_of_the_caller_is_the_limit(c: Any, s: Any, *_: Any) -> None:
-    """A job may take as long as its call, without another constant."""
-    await clustertune.restart_workers(c, workers=[0], timeout="20 minutes")
-    (job,) = s.plugins["clustertune"].jobs.kept.values()
-    assert 900 < job.work.timeout < 1200
-
-
-@pytest.mark.parametrize("other", [False, True])
-def test_losses_do_not_depend_on_the_event_log(other: bool) -> None:
-    """The event log may keep a single event."""
-
-    @gen_cluster(
-        nthreads=THREE,
-        config={"distributed.admin.low-level-log-length": 1},
-        **NANNIES,
-        **(DETOUR if other else OPTIONS),
+@gen_cluster(nthreads=THREE, config=ONE_EVENT, **NANNIES, **OPTIONS)
+async def test_losses_do_not_depend_on_the_event_log(
+    c: Any, s: Any, *nannies: Any
+) -> None:
+    """It may keep a single event. The worker ends, and the keys that it had count."""
+    name = nannies[0].worker_address
+    some = [np.full(100, i) for i in range(40)]
+    values = await c.scatter(some, hash=False, workers=[name])
+    restarting = asyncio.ensure_future(
+        clustertune.restart_workers(c, workers=[s.workers[name].name])
     )
-    async def test(c: Any, s: Any, *nannies: Any) -> None:
-        name = nannies[0].worker_address
-        some = [np.full(100, i) for i in range(40)]
-        values = await c.scatter(some, hash=False, workers=[name])
-        restarting = asyncio.ensure_future(
-            clustertune.restart_workers(c, workers=[s.workers[name].name])
-        )
-        if other:  # it has taken some of them
-            await soon(lambda: name not in s.workers)
-            gone = max(
-                nannies[1:], key=lambda n: len(s.workers[n.worker_address].has_what)
-            )
-            taken = [ts.key for ts in s.workers[gone.worker_address].has_what]
-            os.kill(gone.pid, signal.SIGKILL)
-        else:
-            await soon(lambda: s.workers[name].status.name == "closing_gracefully")
-            taken = [ts.key for ts in s.workers[name].has_what if len(ts.who_has) == 1]
-            await s.remove_worker(name, stimulus_id="test")
-        report = await restarting
-        assert taken
-        lost = sum(f.key not in s.tasks for f in values)
-        assert lost >= len(taken) > 0
-        assert report.status == "left"
-        assert f"lost {lost} keys" in report.steps[0].reason
-
-    test()
+    await soon(lambda: s.workers[name].status.name == "closing_gracefully")
+    taken = [ts.key for ts in s.workers[name].has_what if len(ts.who_has) == 1]
+    await s.remove_worker(name, stimulus_id="test")
+    report = await restarting
+    lost = sum(f.key not in s.tasks for f in values)
+    assert lost >= len(taken) > 0
+    assert report.status == "left"
+    assert f"lost {lost} keys" in report.steps[0].reason
 
 
 @pytest.mark.parametrize("at_once", [1, 2])

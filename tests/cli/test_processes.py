@@ -116,7 +116,6 @@ def test_a_full_disk(words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("words", [
     ("check", "--scheduler-file"),
-    ("check", "tcp://127.0.0.1:9", "--tls-ca-file"),
     ("run", "--lint"),
     ("run",),
     ("history",),

@@ -60,24 +60,21 @@ def fit_kmeans(X: Any, y: Any, w: Any) -> Any:
     return model.fit(X).predict(X).compute()
 
 
+FITS = (
+    (
+        "xgboost",
+        fit_xgboost,
+        ("X", "y", "sample_weight", "eval_set[0].X", "eval_set[0].y"),
+    ),
+    ("xgboost", fit_xgboost_matrix, ("X", "y", "sample_weight")),
+    ("lightgbm", fit_lightgbm, ("X", "y", "sample_weight")),
+    ("dask-ml", fit_kmeans, ("X",)),
+)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
-@pytest.mark.parametrize(
-    ("library", "fit", "labels"),
-    [
-        (
-            "xgboost",
-            fit_xgboost,
-            ("X", "y", "sample_weight", "eval_set[0].X", "eval_set[0].y"),
-        ),
-        ("xgboost", fit_xgboost_matrix, ("X", "y", "sample_weight")),
-        ("lightgbm", fit_lightgbm, ("X", "y", "sample_weight")),
-        ("dask-ml", fit_kmeans, ("X",)),
-    ],
-)
-def test_a_prepared_fit_gives_the_same_model(
-    library: str, fit: Any, labels: tuple[str, ...], local_cluster: Any, module: Any
-) -> None:
+def test_a_prepared_fit_gives_the_same_model(local_cluster: Any, module: Any) -> None:
     """All rows are on one of two workers; prepare moves half of them.
 
     A model of LightGBM depends on the number of workers that have rows.
@@ -101,19 +98,20 @@ def test_a_prepared_fit_gives_the_same_model(
         wait(data)
         return data
 
-    alone = None if library == "lightgbm" else fit(*on_first())
-    data = on_first()
-    adapter = module("adapter").Adapter(library)
-    with adapter.installed():
-        prepared = fit(*data)
-    (call,) = adapter.calls
-    assert (call.labels, call.error) == (labels, "")
-    assert call.steps == ("rebalance",)
-    plain = fit(*data)  # the same partitions, now even on both workers
-    assert len(adapter.calls) == 1  # outside of the block nothing is prepared
-    np.testing.assert_allclose(prepared, plain, rtol=1e-5)
-    if alone is not None:
-        np.testing.assert_allclose(prepared, alone, rtol=1e-5)
+    for library, fit, labels in FITS:
+        alone = None if library == "lightgbm" else fit(*on_first())
+        data = on_first()
+        adapter = module("adapter").Adapter(library)
+        with adapter.installed():
+            prepared = fit(*data)
+        (call,) = adapter.calls
+        assert (call.labels, call.error) == (labels, "")
+        assert call.steps == ("rebalance",)
+        plain = fit(*data)  # the same partitions, now even on both workers
+        assert len(adapter.calls) == 1  # outside of the block nothing is prepared
+        np.testing.assert_allclose(prepared, plain, rtol=1e-5)
+        if alone is not None:
+            np.testing.assert_allclose(prepared, alone, rtol=1e-5)
 
 
 def frame(**columns: Any) -> pd.DataFrame:

@@ -42,7 +42,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import IncompleteError, RefusedError
-from clustertune.monitor import connection, inquiry, monitor
+from clustertune.monitor import connection, inquiry
 from clustertune.planner import remedies
 from clustertune.planner.contents import read_groups
 from clustertune.planner.layouts import home_workers
@@ -107,17 +107,9 @@ async def shared_labels(
     found = set()
     for label, own in partitions.items():
         here = any(labels[key] > 1 or client.refcount.get(key, 0) > 1 for key in own)
-        if here or await _wanted_by_others(client, own):
+        if here or (await inquiry.look_at_keys(client, own))["others"]:
             found.add(label)
     return found
-
-
-async def _wanted_by_others(client: Client, wanted: Sequence[Key]) -> int:
-    """Count the keys that other clients hold; a published data set is a client."""
-    packed = await asyncio.to_thread(keys.pack, wanted)
-    mine = {"owner": client.id, "keys": packed}
-    count: int = (await monitor.ask(client, "look_at_keys", **mine))["others"]
-    return count
 
 
 async def refuse_shared(
@@ -138,7 +130,8 @@ async def refuse_shared(
             )
     # one future of each is the caller's own
     here = sum(client.refcount.get(f.key, 0) > 1 for f in freed)
-    there = await _wanted_by_others(client, [f.key for f in freed])
+    # a published data set is a client
+    there = (await inquiry.look_at_keys(client, [f.key for f in freed]))["others"]
     if here or there:
         who = "another client or a published data set"
         who = "another collection in this process" if here else who
@@ -249,10 +242,8 @@ class Claims:
             ]
             if not waiting:
                 return
-            packed = await asyncio.to_thread(keys.pack, [f.key for f in waiting])
-            found: Mapping[str, Any] = await monitor.ask(
-                self.client, "look_at_keys", owner=self.client.id, keys=packed
-            )
+            names = [f.key for f in waiting]
+            found = await inquiry.look_at_keys(self.client, names)
             gone = np.frombuffer(found["gone"], dtype=np.int64).tolist()
             if not gone:
                 return
@@ -279,10 +270,7 @@ class Claims:
         may belong to a graph that the scheduler has not read yet.
         """
         names = [own.key for _, own in pairs]
-        packed = await asyncio.to_thread(keys.pack, names)
-        found: Mapping[str, bytes] = await monitor.ask(
-            self.client, "look_at_keys", owner=self.client.id, keys=packed
-        )
+        found = await inquiry.look_at_keys(self.client, names)
         for i in np.frombuffer(found["gone"], dtype=np.int64).tolist():
             given, own = pairs[i]
             if given.status != "pending":

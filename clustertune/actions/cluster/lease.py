@@ -446,9 +446,7 @@ class _Patience:
         if now - self.asked < UNMET_INTERVAL:
             return self.text
         self.asked = now
-        packed = await asyncio.to_thread(keys.pack, partitions)
-        mine = {"owner": self.client.id, "keys": packed}
-        found = await monitor.ask(self.client, "look_at_keys", **mine)
+        found = await inquiry.look_at_keys(self.client, partitions)
         unmet = inquiry.read_unmet(found["unmet"])
         self.text = "".join(f"; {x}" for x in unmet)
         gone = [x for x in unmet if x.kind == "worker"]

@@ -84,7 +84,7 @@ class LiveCluster:
         self._lease = Lease(client, remaining)
         self.data = CallData(self._lease, given)
         self.remaining = remaining
-        self._bounds: on_workers.Former | None = None  # before an action changed them
+        self._bounds: managers.Bounds | None = None  # before an action changed them
         self._packed: tuple[Any, list[Any]] = ((), [])  # keys of the last restart
         self.options = options
         self._looked = False
@@ -235,38 +235,32 @@ class LiveCluster:
     # --- act --------------------------------------------------------------------------
 
     async def load(self, load: Load, notify: Notify) -> Result:
-        """Load lazy collections in one graph, each partition on its worker."""
         return await self.data.load(load, notify)
 
     async def rechunk(self, recut: Rechunk, notify: Notify) -> Result:
-        """Make new partitions on their workers; release old ones if requested."""
         return await self.data.rechunk(recut, notify)
 
     async def scale(self, n_workers: int, notify: Notify) -> Result:
-        """Request workers from the cluster object and wait until they run."""
         return await on_workers.scale(self._lease, n_workers, notify)
 
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
         """Change the bounds of adaptive scaling; keep the previous ones."""
 
-        def note(was: on_workers.Former) -> None:
+        def note(was: managers.Bounds) -> None:
             self._bounds = self._bounds or was
 
         return await on_workers.adapt(self.client, bounds, note)
 
     async def restart(self, args: WorkerEnd, notify: Notify) -> Result:
-        """Have the scheduler plugin restart a worker; a cancelled restart is undone."""
         if self._packed[0] is not args.collections:  # once for successive restarts
             packed = [keys.pack(names) for names in args.collections]
             self._packed = args.collections, packed
         return await on_workers.restart(self._lease, args, self._packed[1], notify)
 
     async def drop(self, drop: Drop, notify: Notify) -> Result:
-        """Restart workers at once; cancelled while it waits, it loses nothing."""
         return await on_workers.drop(self._lease, drop, notify)
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
-        """Have workers collect garbage and return unused memory to their hosts."""
         return await on_workers.trim(self.client, trim)
 
     async def move(self, moves: Moves, notify: Notify) -> Result:

@@ -36,9 +36,6 @@ from clustertune.remote.worker import park, process
 
 logger = logging.getLogger("clustertune")
 
-#: bounds of adaptive scaling before an action changed them
-Former = tuple[int, float]
-
 POLL = 0.2  # seconds between two looks for workers
 JOB_SHARE = 0.9  # of the remaining time; the rest is for the answer and the report
 
@@ -99,7 +96,7 @@ async def _there(client: Client) -> int:
 
 
 async def adapt(
-    client: Client, bounds: Bounds, note: Callable[[Former], None]
+    client: Client, bounds: Bounds, note: Callable[[managers.Bounds], None]
 ) -> Result:
     """Change the bounds of adaptive scaling.
 
@@ -120,7 +117,7 @@ async def adapt(
     return Result(nbytes=0, details=_bounds_text(*was))
 
 
-async def put_bounds_back(client: Client, was: Former) -> None:
+async def put_bounds_back(client: Client, was: managers.Bounds) -> None:
     """Restore the bounds from before :func:`adapt`.
 
     A failure is logged only, so it hides no error of the call.

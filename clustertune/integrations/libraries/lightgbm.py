@@ -65,10 +65,6 @@ def _stops_early(estimator: Any) -> bool:
     return any(given.get(name) or 0 for name in STOPPING)
 
 
-def _is_ranker(estimator: object) -> bool:
-    return isa(estimator, "lightgbm.dask", "DaskLGBMRanker")
-
-
 #: names of the parameter of LightGBM that stops early
 STOPPING = (
     *("early_stopping_round", "early_stopping_rounds", "early_stopping"),
@@ -202,11 +198,11 @@ class LightGBM(Workload):
     workers decide differently, so each worker gets all rows of the eval sets.
     """
 
+    kinds: tuple[tuple[str, ...], ...] = (
+        ("lightgbm.dask", "DaskLGBMClassifier", "DaskLGBMRegressor"),
+    )
     profile = BOOSTING
     continuation = Boosting()
-
-    def matches(self, estimator: object) -> bool:
-        return isa(estimator, "lightgbm.dask") and not _is_ranker(estimator)
 
     def profile_for(self, estimator: object) -> Profile:
         """Require all classes on each worker for classifiers only."""
@@ -234,17 +230,8 @@ class Rank(LightGBM):
     them from ``qid``.
     """
 
+    kinds = (("lightgbm.dask", "DaskLGBMRanker"),)
     profile = RANK
-
-    def matches(self, estimator: object) -> bool:
-        return _is_ranker(estimator)
-
-    def profile_for(self, estimator: object) -> Profile:
-        return replace(
-            RANK,
-            stops_early=_stops_early(estimator),
-            fit_memory=pool_memory(parameters_of(estimator)),
-        )
 
     def fit_kwargs(self, fit_inputs: FitInputs) -> dict[str, Any]:
         groups = given(

@@ -59,32 +59,26 @@ async def values(client: Any, collection: Any) -> Any:
 # --- partitions that are held elsewhere -----------------------------------------------
 
 
-@pytest.mark.parametrize("frame", [False, True])
-def test_a_persisted_copy_stays(local_cluster: Any, frame: bool) -> None:
+def test_a_persisted_copy_stays(local_cluster: Any) -> None:
     """The call loads the lazy X under the same keys, cuts it, and keeps them."""
     _, client = local_cluster(2)
-    if frame:
-        parts = [
-            delayed(drawn_frame, pure=False)(100 + 37 * i) for i in range(PARTITIONS)
-        ]
-        X: Any = dd.from_delayed(parts, meta=drawn_frame(1), verify_meta=False)
-        y: Any = None
-    else:
-        X, y = lazy()
-    held = X.persist()
-    wait(held)
-    before = held.sum().compute(optimize_graph=False)
-    p = clustertune.prepare(client, X, y, rechunk=8, timeout="1 minute")
-    assert p.X.npartitions == 8
-    told = [s.details for s in p.report.steps if s.action == "rechunk"]
-    assert "stay in memory" in told[0]
-    assert all(client.who_has(futures_of(held)).values())
-    assert len(futures_of(held)) == PARTITIONS
-    np.testing.assert_array_equal(held.sum().compute(optimize_graph=False), before)
-    np.testing.assert_allclose(p.X.sum().compute(), before)
-    again = clustertune.prepare(client, held, y, timeout="1 minute")
-    assert again.report.status in ("done", "fine")
-    assert p.verify().status == "fine"
+    parts = [delayed(drawn_frame, pure=False)(100 + 37 * i) for i in range(PARTITIONS)]
+    frame = dd.from_delayed(parts, meta=drawn_frame(1), verify_meta=False)
+    for X, y in (lazy(), (frame, None)):
+        held = X.persist()
+        wait(held)
+        before = held.sum().compute(optimize_graph=False)
+        p = clustertune.prepare(client, X, y, rechunk=8, timeout="1 minute")
+        assert p.X.npartitions == 8
+        told = [s.details for s in p.report.steps if s.action == "rechunk"]
+        assert "stay in memory" in told[0]
+        assert all(client.who_has(futures_of(held)).values())
+        assert len(futures_of(held)) == PARTITIONS
+        np.testing.assert_array_equal(held.sum().compute(optimize_graph=False), before)
+        np.testing.assert_allclose(p.X.sum().compute(), before)
+        again = clustertune.prepare(client, held, y, timeout="1 minute")
+        assert again.report.status in ("done", "fine")
+        assert p.verify().status == "fine"
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -105,28 +99,29 @@ async def test_an_earlier_prepared_stays_whole(c: Any, s: Any, a: Any, b: Any) -
     assert (await clustertune.prepare(c, first.X, first.y, rechunk=False)).report
 
 
-@pytest.mark.parametrize("how", ["client", "name"])
-def test_what_other_clients_hold_stays(local_cluster: Any, how: str) -> None:
+def test_what_other_clients_hold_stays(local_cluster: Any) -> None:
     """Futures of another client, or a published name, hold the keys of the lazy X."""
     cluster, client = local_cluster(2)
-    X, y = lazy()
-    with Client(cluster, set_as_default=False) as other:
-        held = other.persist(X)
-        wait(held)
-        before = other.compute(held.sum(), optimize_graph=False).result()
-        if how == "name":
-            other.publish_dataset(x=held)
-            del held
-        p = clustertune.prepare(client, X, y, rechunk=8, timeout="1 minute")
-        held = other.get_dataset("x") if how == "name" else held
-        assert all(other.who_has(futures_of(held)).values())
-        after = other.compute(held.sum(), optimize_graph=False).result()
-        assert after == before
-        with pytest.raises(RefusedError, match="another client"):
-            clustertune.prepare(client, X, y, rechunk=9, release_inputs=True)
-        assert all(other.who_has(futures_of(held)).values())
-        assert p.verify().status == "fine"
-        other.unpublish_dataset("x") if how == "name" else None
+    for name in ("", "x"):
+        X, y = lazy()
+        with Client(cluster, set_as_default=False) as other:
+            held = other.persist(X)
+            wait(held)
+            before = other.compute(held.sum(), optimize_graph=False).result()
+            if name:
+                other.publish_dataset(held, name=name)
+                del held
+            p = clustertune.prepare(client, X, y, rechunk=8, timeout="1 minute")
+            held = other.get_dataset(name) if name else held
+            assert all(other.who_has(futures_of(held)).values())
+            after = other.compute(held.sum(), optimize_graph=False).result()
+            assert after == before
+            with pytest.raises(RefusedError, match="another client"):
+                clustertune.prepare(client, X, y, rechunk=9, release_inputs=True)
+            assert all(other.who_has(futures_of(held)).values())
+            assert p.verify().status == "fine"
+            if name:
+                other.unpublish_dataset(name)
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -187,28 +182,26 @@ async def test_tasks_of_others_stay_bound(c: Any, s: Any, a: Any, b: Any) -> Non
 # --- data of another client -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("frame", [False, True])
-def test_what_is_returned_outlives_another_client(
-    local_cluster: Any, frame: bool
-) -> None:
+def test_what_is_returned_outlives_another_client(local_cluster: Any) -> None:
     cluster, client = local_cluster(2)
-    X: Any = da.random.random((4000, 3), chunks=(1000, 3))
-    y: Any = da.arange(4000, chunks=1000)
-    if frame:
-        X = dd.from_dask_array(X, columns=list("abc"))
-        y = dd.from_dask_array(y, index=X.index)
-    with Client(cluster, set_as_default=False) as other:
-        X, y = other.persist([X, y])
-        wait([X, y])
-        before = other.compute(X.sum()).result()
-        p = clustertune.prepare(client, X, y, timeout="1 minute")
-        assert all(f.client is client for f in futures_of([p.X, p.y]))
-        assert p.X.divisions == X.divisions if frame else p.X.chunks == X.chunks
-        gone = other.id
-    soon_gone(client, gone)
-    assert all(client.who_has(futures_of([p.X, p.y])).values())
-    np.testing.assert_allclose(client.compute(p.X.sum()).result(), before)
-    assert p.verify().status == "fine"
+    for frame in (False, True):
+        X: Any = da.random.random((4000, 3), chunks=(1000, 3))
+        y: Any = da.arange(4000, chunks=1000)
+        if frame:
+            X = dd.from_dask_array(X, columns=list("abc"))
+            y = dd.from_dask_array(y, index=X.index)
+        with Client(cluster, set_as_default=False) as other:
+            X, y = other.persist([X, y])
+            wait([X, y])
+            before = other.compute(X.sum()).result()
+            p = clustertune.prepare(client, X, y, timeout="1 minute")
+            assert all(f.client is client for f in futures_of([p.X, p.y]))
+            assert p.X.divisions == X.divisions if frame else p.X.chunks == X.chunks
+            gone = other.id
+        soon_gone(client, gone)
+        assert all(client.who_has(futures_of([p.X, p.y])).values())
+        np.testing.assert_allclose(client.compute(p.X.sum()).result(), before)
+        assert p.verify().status == "fine"
 
 
 def soon_gone(client: Client, other: str) -> None:
@@ -325,7 +318,10 @@ def held_once(client: Client, futures: Any) -> bool:
 
 
 def test_it_stays_through_ordinary_computations(local_cluster: Any) -> None:
-    """Replicas that tasks fetch are dropped, not the placed ones."""
+    """Replicas that tasks fetch are dropped, not the placed ones.
+
+    A restarted worker has another address, and the same keys.
+    """
     _, client = local_cluster(3)
     X, y = client.persist(
         [da.random.random((6000, 4), chunks=(200, 4)), da.arange(6000, chunks=200)]
@@ -340,15 +336,7 @@ def test_it_stays_through_ordinary_computations(local_cluster: Any) -> None:
     until(lambda: held_once(client, futures))
     assert client.who_has(futures) == placed
     assert p.verify().status == "fine"
-
-
-def test_it_stays_after_a_worker_was_restarted(local_cluster: Any) -> None:
-    """The restarted worker has another address, and the same keys."""
-    _, client = local_cluster(2)
-    X = client.persist(da.random.random((4000, 4), chunks=(200, 4)))
-    (X,) = clustertune.prepare(client, X)
-    assert clustertune.restart_workers(client, X, workers=[0]).status == "done"
-    futures = futures_of(X)
+    assert clustertune.restart_workers(client, X, y, workers=[0]).status == "done"
     placed = client.who_has(futures)
     assert {len(workers) for workers in placed.values()} == {1}
     client.replicate(futures)

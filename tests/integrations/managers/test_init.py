@@ -5,10 +5,7 @@ import sys
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from distributed import LocalCluster
 
-from clustertune.cli import main
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import SpecCluster
@@ -28,7 +25,7 @@ def test_no_library_of_a_manager_is_imported() -> None:
         "import sys, clustertune.cli; from clustertune.integrations import managers; "
         "assert type(managers.find(object())) is managers.Adapter; "
         "print({m.split('.')[0] for m in sys.modules} & {'coiled', 'dask_gateway', "
-        "'dask_jobqueue', 'dask_kubernetes', 'dask_saturn', 'aiohttp', 'kr8s'})"
+        "'dask_jobqueue', 'dask_kubernetes', 'aiohttp', 'kr8s'})"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -56,29 +53,9 @@ def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
     assert client.sync(managers.find(local).bounds) == (1, 4)
     adaptive.stop()
     assert client.sync(managers.find(local).bounds) is None
-
-
-def test_an_unknown_cluster_object(local_cluster: Any) -> None:
-    """The error has the call to use."""
-    _, client = local_cluster(1)
+    # with an unknown cluster object, the error has the call to use
     client.cluster = object()
     assert client.sync(managers.find(client.cluster).bounds) is None
     assert managers.find(client.cluster).restart_obstacle() is None
     with pytest.raises(NoWorkersError, match=r"cluster.adapt\(minimum=1, maximum=2\)"):
         client.sync(managers.find(client.cluster).adapt, 1, 2)
-
-
-# --- on the command line --------------------------------------------------------------
-
-
-def test_more_workers_with_an_address_only() -> None:
-    """The error has the lines to use, before any question."""
-    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(n_workers=1, threads_per_worker=1, **options) as local:
-        for how in ("--yes", "--dry-run"):
-            arguments = ["scale", "7", local.scheduler_address, how]
-            result = CliRunner().invoke(main, arguments)
-            assert result.exit_code == 4
-            assert "To start the missing 6 workers, run this 6 times" in result.stderr
-            assert f"dask worker {local.scheduler_address} " in result.stderr
-            assert "clustertune.scale(cluster.get_client(), 7)" in result.stderr

@@ -123,16 +123,14 @@ def test_jobs_without_a_number_of_workers(jobs: Any) -> None:
 
 
 def test_jobs_that_do_not_begin(jobs: Any) -> None:
-    """After the timeout, the error has the text of the cluster object."""
-    _, client = jobs(Queued, processes=1)
+    """After the timeout, the error has the text of the cluster object.
+
+    Adaptive scaling is that of distributed.
+    """
+    cluster, client = jobs(Queued, processes=1)
     expected = r"requested 2 workers, 0 run: LocalCluster\(.*Ask the manager"
     with pytest.raises(NoWorkersError, match=expected):
         clustertune.scale(client, 2, timeout="6s")
-
-
-def test_adaptive_scaling(jobs: Any) -> None:
-    """It is the adaptive scaling of distributed."""
-    cluster, client = jobs(Queued, processes=1)
     assert client.sync(managers.find(cluster).bounds) is None
     cluster.adapt(minimum=0, maximum=3)
     client.sync(managers.find(cluster).adapt, 1, 2)
