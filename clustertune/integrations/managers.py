@@ -13,12 +13,12 @@ import asyncio
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from clustertune.core.model import Unknown, WorkerSize
+from clustertune.core.model import Unknown, WorkerSize, WorkerSnapshot
 from clustertune.errors import NoWorkersError
 from clustertune.remote.ending import within
 
@@ -74,6 +74,12 @@ class Adapter:
 
     def resized(self, id: str | int, size: WorkerSize) -> None:
         """Start this worker with the size that its nanny has, if it starts again."""
+
+    def resize_obstacle(
+        self, size: WorkerSize, workers: Sequence[WorkerSnapshot]
+    ) -> str | None:
+        """Return why workers cannot have this size; None: they can, or unknown."""
+        return None
 
     def restart_obstacle(self) -> str | None:
         """Return why nannies must not restart workers; None: they may, or unknown."""
@@ -314,12 +320,8 @@ class Coiled(_Local):
 # --- clusters that a server scales for all their clients ------------------------------
 
 
-class Gateway(_OneSize):
-    """Clusters behind a Dask Gateway (dask_gateway), which keeps the number of workers.
-
-    A client can set the bounds of adaptive scaling, but it cannot read them. A call of
-    ``scale`` ends adaptive scaling.
-    """
+class _Served(_OneSize):
+    """Clusters whose server keeps the number of workers, and hides the bounds."""
 
     async def scale(self, n_workers: int, there: int) -> None:
         """Request this many; the server counts workers that are starting."""
@@ -327,14 +329,26 @@ class Gateway(_OneSize):
 
     async def retired(self, id: str | int) -> None:
         """Request the remaining number, or the server would replace the worker."""
+        left = await off_loop(self._names) - {id}
+        await off_loop(self.cluster.scale, len(left))
+
+    def _names(self) -> set[str | int]:
+        """Return the names of the scheduler's workers."""
         workers = self.cluster.scheduler_info.get("workers")
-        if workers is None:  # the object has lost its scheduler
+        if workers is None:  # a gateway object that has lost its scheduler
             raise NoWorkersError(
                 f"this {type(self.cluster).__name__} does not know its workers, so the "
                 "manager keeps their number; connect to the cluster again"
             )
-        left = {worker["name"] for worker in workers.values()} - {id}
-        await off_loop(self.cluster.scale, len(left))
+        return {worker["name"] for worker in workers.values()}
+
+
+class Gateway(_Served):
+    """Clusters behind a Dask Gateway (dask_gateway).
+
+    A client can set the bounds of adaptive scaling, but it cannot read them. A call of
+    ``scale`` ends adaptive scaling.
+    """
 
     def obstacle(self, n_workers: int) -> str | None:
         status = self.cluster.status
@@ -359,6 +373,50 @@ class Gateway(_OneSize):
         """Set the bounds. This also turns adaptive scaling on."""
         most = None if math.isinf(maximum) else int(maximum)
         await off_loop(self.cluster.adapt, minimum=minimum, maximum=most)
+
+
+class Saturn(_Served):
+    """Clusters of Saturn Cloud (dask_saturn).
+
+    The cluster object requests everything from Saturn's server, also its status, so its
+    methods are not called in the event loop. A client cannot read whether the server
+    scales the cluster by itself.
+    """
+
+    def obstacle(self, n_workers: int) -> str | None:
+        """Return why it cannot have so many workers. The server may still refuse."""
+        closed = not self.cluster.cluster_url
+        return "the cluster was closed; make a new one" if closed else None
+
+    async def bounds(self) -> Unknown:
+        return Unknown("only Saturn's server knows the bounds")
+
+    async def adapt(self, minimum: int, maximum: float) -> None:
+        """Set the bounds. This also turns adaptive scaling on."""
+        await off_loop(self.cluster.adapt, minimum, int(min(maximum, MAX_WORKERS)))
+
+    def resize_obstacle(
+        self, size: WorkerSize, workers: Sequence[WorkerSnapshot]
+    ) -> str | None:
+        """Return why these workers cannot have more threads or memory.
+
+        A worker is a machine of one size, and only a new cluster has another size.
+        """
+        wanted = {"n_workers": str(len(workers))}
+        if any((size.memory_limit or 0) > w.memory_limit for w in workers):
+            wanted["worker_size"] = '"NAME"'
+        if any((size.nthreads or 0) > w.nthreads for w in workers):
+            wanted["nthreads"] = str(size.nthreads)
+        if len(wanted) == 1:
+            return None
+        call = ", ".join(f"{name}={value}" for name, value in wanted.items())
+        names = "; dask_saturn.describe_sizes() has the names"
+        return (
+            "Saturn Cloud gives no running worker more threads or memory. Write the "
+            "data with X.to_parquet(PATH) or X.to_zarr(PATH), because all data in "
+            f"memory will be lost. Then run `cluster = cluster.reset({call})`"
+            f"{names if 'worker_size' in wanted else ''}"
+        )
 
 
 class Kubernetes(_OneSize):
@@ -459,6 +517,7 @@ ADAPTERS: Mapping[tuple[str, str], type[Adapter]] = {
     ("dask_gateway", "GatewayCluster"): Gateway,
     ("dask_jobqueue", "JobQueueCluster"): JobQueue,
     ("dask_kubernetes.operator", "KubeCluster"): Kubernetes,
+    ("dask_saturn", "SaturnCluster"): Saturn,
     ("distributed", "SpecCluster"): SpecCluster,
 }
 

@@ -238,6 +238,9 @@ TimedOutError
         most = 1
 
     def steps(view: View, ids: Collection[str | int], _: object) -> Iterator[Step]:
+        named = [w for w in view.now.workers if w.id in ids]
+        if reason := managers.find(client.cluster).resize_obstacle(size, named):
+            raise RefusedError(f"refused, and nothing was changed: {reason}")
         yield from restarting.bring_back(view, seconds)
         yield from restarting.resizes(view, ids, size, wait=seconds, most=most)
 

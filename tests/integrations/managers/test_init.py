@@ -25,7 +25,7 @@ def test_no_library_of_a_manager_is_imported() -> None:
         "import sys, clustertune.cli; from clustertune.integrations import managers; "
         "assert type(managers.find(object())) is managers.Adapter; "
         "print({m.split('.')[0] for m in sys.modules} & {'coiled', 'dask_gateway', "
-        "'dask_jobqueue', 'dask_kubernetes', 'aiohttp', 'kr8s'})"
+        "'dask_jobqueue', 'dask_kubernetes', 'dask_saturn', 'aiohttp', 'kr8s'})"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
