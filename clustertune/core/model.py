@@ -25,7 +25,35 @@ from typing import Protocol
 
 from clustertune.core import arguments
 from clustertune.core.profiles import Profile as Profile
-from clustertune.core.snapshots import *
+from clustertune.core.snapshots import COPIED as COPIED
+from clustertune.core.snapshots import PARTS as PARTS
+from clustertune.core.snapshots import Bools as Bools
+from clustertune.core.snapshots import CollectionInfo as CollectionInfo
+from clustertune.core.snapshots import Contents as Contents
+from clustertune.core.snapshots import Details as Details
+from clustertune.core.snapshots import Float64s as Float64s
+from clustertune.core.snapshots import HeldData as HeldData
+from clustertune.core.snapshots import Int64s as Int64s
+from clustertune.core.snapshots import Key as Key
+from clustertune.core.snapshots import KeyGroup as KeyGroup
+from clustertune.core.snapshots import Layout as Layout
+from clustertune.core.snapshots import LayoutSummary as LayoutSummary
+from clustertune.core.snapshots import LeaseHolder as LeaseHolder
+from clustertune.core.snapshots import OtherVersions as OtherVersions
+from clustertune.core.snapshots import ParkingSpace as ParkingSpace
+from clustertune.core.snapshots import Run as Run
+from clustertune.core.snapshots import RunningTask as RunningTask
+from clustertune.core.snapshots import Snapshot as Snapshot
+from clustertune.core.snapshots import Survey as Survey
+from clustertune.core.snapshots import TaskPrefix as TaskPrefix
+from clustertune.core.snapshots import ThreadPool as ThreadPool
+from clustertune.core.snapshots import Thresholds as Thresholds
+from clustertune.core.snapshots import Unknown as Unknown
+from clustertune.core.snapshots import UnmetRestriction as UnmetRestriction
+from clustertune.core.snapshots import WorkerFacts as WorkerFacts
+from clustertune.core.snapshots import WorkerShare as WorkerShare
+from clustertune.core.snapshots import WorkerSnapshot as WorkerSnapshot
+from clustertune.core.snapshots import is_loopback as is_loopback
 from clustertune.core.wording import bytes_text, plural
 
 Notify = Callable[[str, "float | None"], None]
