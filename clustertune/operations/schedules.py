@@ -557,14 +557,15 @@ def _stamps(cron: str, tz: tzinfo, start: float) -> Iterator[float]:
 
 def time_zone(name: str | None) -> tzinfo:
     """Return a time zone by name. None means this machine's: TZ, or its setting."""
-    given = f"tz={name!r}"
+    given, is_file = f"tz={name!r}", False
     if name is None:
         name = os.environ.get("TZ", "").removeprefix(":")
         given = f"the variable TZ={name!r}"
         if not name:
             return _local_zone()
+        is_file = name.startswith("/")
     try:
-        return ZoneInfo(name)
+        return _read_zone(Path(name)) if is_file else ZoneInfo(name)
     # a name of another type, of a folder, outside the database, or nested too deeply
     except (LookupError, ValueError, OSError, TypeError, RecursionError) as error:
         raise ValueError(
@@ -576,5 +577,9 @@ def time_zone(name: str | None) -> tzinfo:
 def _local_zone() -> tzinfo:
     if not LOCALTIME.exists():  # the C library uses UTC then
         return time_zone("UTC")
-    with LOCALTIME.open("rb") as content:
+    return _read_zone(LOCALTIME)
+
+
+def _read_zone(file: Path) -> tzinfo:
+    with file.open("rb") as content:
         return ZoneInfo.from_file(content, key="local time")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from datetime import datetime, timedelta
-from zoneinfo import ZoneInfo
+from pathlib import Path
+from zoneinfo import TZPATH, ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -128,9 +129,14 @@ def test_the_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path) -> 
     monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0")
     with pytest.raises(ValueError, match="the variable TZ='CET-1CEST"):
         schedules.time_zone(None)
-    monkeypatch.setenv("TZ", "/etc/localtime")
-    with pytest.raises(ValueError, match=r"TZ='/etc.*give a name like"):
-        schedules.time_zone(None)
+    files = (Path(folder, "Asia", "Tokyo") for folder in TZPATH)
+    monkeypatch.setenv("TZ", f":{next(file for file in files if file.exists())}")
+    noon = datetime(2026, 6, 1, 12, tzinfo=schedules.time_zone(None))
+    assert noon.utcoffset() == timedelta(hours=9)
+    for wrong in (tmp_path, tmp_path / "none"):
+        monkeypatch.setenv("TZ", str(wrong))
+        with pytest.raises(ValueError, match="the variable TZ='/"):
+            schedules.time_zone(None)
     monkeypatch.delenv("TZ")
     monkeypatch.setattr(schedules, "LOCALTIME", tmp_path / "none")
     assert str(schedules.time_zone(None)) == "UTC"
