@@ -279,7 +279,7 @@ async def test_workers_that_are_paused(c, s, a, b):
 async def test_bounds(c, s, a, b, monkeypatch):
     """The number of tasks and of reported restrictions is limited."""
     monkeypatch.setattr(bindings, "MAX_SHOWN", 1)
-    monkeypatch.setattr(keys.in_turns, "__defaults__", (0.0,))
+    monkeypatch.setattr(keys, "TURN", 0.0)
     some = c.map(float, range(3), workers=GONE)
     more = c.map(int, range(5), workers=["misspelt"])
     await soon(lambda: len(s.unrunnable) == 8)
