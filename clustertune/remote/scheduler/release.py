@@ -129,13 +129,11 @@ async def release_for(
 # --- published names ------------------------------------------------------------------
 
 
-def unpublish_all(scheduler: Any) -> list[str]:
+def unpublish_all(scheduler: Any) -> None:
     """Remove all published names that hold keys, before all keys are lost."""
     datasets = getattr(scheduler.extensions.get("publish"), "datasets", {})
-    names = [name for name, entry in datasets.items() if entry["keys"]]
-    for name in names:
+    for name in [name for name, entry in datasets.items() if entry["keys"]]:
         del datasets[name]
-    return [str(name) for name in names]
 
 
 # --- restarts at once -----------------------------------------------------------------
@@ -185,7 +183,6 @@ class DataDrop:
         self.keys = 0  # that are lost
         self.nbytes = 0
         self.cancelled = 0  # tasks
-        self.names: list[str] = []  # published names that were removed
         self.event = {"action": "drop", "client": owner}  # fields of logged events
 
     def has_counted(self, address: str) -> bool:
@@ -260,7 +257,7 @@ class DataDrop:
         bound: dict[Any, set[Any]] = {}
         try:
             if self.addresses is None:
-                self.names = unpublish_all(scheduler)
+                unpublish_all(scheduler)
                 await scheduler.restart(
                     timeout=NANNY_TIMEOUT, wait_for_workers=False, stimulus_id=name
                 )
