@@ -38,11 +38,11 @@ from clustertune.remote.scheduler.nanny import (
 )
 from clustertune.remote.scheduler.state import (
     COMING,
-    WAITING,
     begun_tasks,
     identity,
     is_computable,
     is_parking,
+    waits_for_gone,
 )
 
 logger = logging.getLogger("distributed.clustertune")
@@ -404,18 +404,9 @@ def failed_fits(scheduler: Any, worker: Any) -> list[Any]:
             continue
         wanted = (key for cs in ts.who_wants or () for key in cs.wants_what)
         fit = [t for t in wanted if t.prefix is ts.prefix and is_training(t)]
-        if any(_has_left(scheduler, t) for t in fit):
+        if any(t.state == "erred" or waits_for_gone(scheduler, t) for t in fit):
             found.update(t for t in fit if t.state in COMING)
     return list(found)
-
-
-def _has_left(scheduler: Any, ts: Any) -> bool:
-    """Whether a task has failed, or is bound to workers that have left."""
-    bound = ts.worker_restrictions
-    waits = ts.state in WAITING and bound and not ts.loose_restrictions
-    return ts.state == "erred" or bool(
-        waits and scheduler.workers.keys().isdisjoint(bound)
-    )
 
 
 async def cancel(scheduler: Any, tasks: Iterable[Any]) -> int:
