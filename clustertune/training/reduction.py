@@ -37,6 +37,7 @@ from clustertune.errors import (
 from clustertune.monitor import connection, monitor
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
+from clustertune.remote.scheduler.state import by_name
 from clustertune.training import reduction_plan, remote_sums
 from clustertune.training.reduction_plan import Plan, Reduce, SumRequest
 
@@ -140,9 +141,7 @@ async def _workers(client: Client) -> dict[str, int]:
             f"can run code of this client (of {len(entries)} workers). Start one, or "
             "wait: client.wait_for_workers(1)"
         )
-    names = {a: monitor.worker_id(a, entries[a]) for a in running}
-    # 2 before 10, for numbers and for texts
-    ordered = sorted(running, key=lambda a: (len(str(names[a])), str(names[a])))
+    ordered = sorted(running, key=lambda a: by_name(monitor.worker_id(a, entries[a])))
     return {a: int(entries[a]["nthreads"]) for a in ordered}
 
 

@@ -463,10 +463,10 @@ class Endpoint:
             self.lines.append((self.version, kind, time(), data))
         self._on_loop(self.changed.set)
 
-    def _on_loop(self, function: Callable[..., Any], *arguments: Any) -> None:
+    def _on_loop(self, function: Callable[[], None]) -> None:
         # a closed event loop has no client
         with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(function, *arguments)
+            self.loop.call_soon_threadsafe(function)
 
     def close_port(self) -> None:
         """Release the port for a server of the role."""
@@ -477,7 +477,7 @@ class Endpoint:
     def begin(self) -> None:
         """Set the stage, and stop the timer: Dask ends a task with its client."""
         self.enter(READY)
-        self._on_loop(self._cancel_timer)
+        self._on_loop(lambda: self.timer.cancel())
 
     def end(self, wanted: bool) -> None:
         """Start the timer, because the client may still have to read the news."""
@@ -485,9 +485,6 @@ class Endpoint:
             self._on_loop(self.forget)
         else:
             self._on_loop(self._restart_timer)
-
-    def _cancel_timer(self) -> None:
-        self.timer.cancel()
 
     def _restart_timer(self) -> None:
         self.timer.cancel()

@@ -282,7 +282,8 @@ class ClustertunePlugin(SchedulerPlugin):
         else:
             holder = self.lease.obstacle(owner, token, despite_holds)
             if holder is None and self.jobs.are_running():
-                holder = _unfinished_move()
+                what = "a plan that has ended still moves partitions"
+                holder = {"client": "", "label": what, "since": time()}
         if holder is not None:
             if not hold and owner != SCHEDULER_OWNER:  # a schedule asks with others
                 self.lease.wait(owner, label, token)
@@ -468,9 +469,3 @@ class ClustertunePlugin(SchedulerPlugin):
                 raise ValueError(f"a report of {len(text):,} characters is not kept")
             self.report = text
         return self.report
-
-
-def _unfinished_move() -> dict[str, Any]:
-    """Return a holder for the moves of a plan whose lease has ended."""
-    label = "a plan that has ended still moves partitions"
-    return {"client": "", "label": label, "since": time()}

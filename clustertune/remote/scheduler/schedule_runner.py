@@ -374,7 +374,7 @@ class ScheduleRunner:
         turns: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Record the result of an attempt, and change the schedule's state."""
-        now = time()
+        now, lost = time(), [turn["lost"] for turn in turns]
         result = {
             "time": now,
             "outcome": outcome,
@@ -383,7 +383,7 @@ class ScheduleRunner:
             "left": list(schedule.left or ()),
             "keys": sum(turn["keys"] for turn in turns),
             "nbytes": sum(turn["nbytes"] for turn in turns),
-            "lost": _total([turn["lost"] for turn in turns]),
+            "lost": None if None in lost else sum(lost),  # None: unknown
         }
         repeated = outcome == "partly" and not result["restarted"]
         if not repeated and (turns or outcome not in ("cancelled", "expired")):
@@ -461,12 +461,6 @@ def other_version(versions: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
                 f"{here}, so no code is sent to it: install one release on all sides"
             )
     return ""
-
-
-def _total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum; None: some are unknown."""
-    known = [n for n in counts if n is not None]
-    return sum(known) if len(known) == len(counts) else None
 
 
 def _status(turn: Mapping[str, Any]) -> str:
