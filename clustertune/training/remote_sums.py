@@ -103,8 +103,6 @@ def _call(
 
 
 class _Total:
-    """Running total of results."""
-
     def __init__(self, reduction: bytes):
         # made by the caller's client
         self.reduce: Reduce | None = pickle.loads(reduction)  # noqa: S301
