@@ -19,7 +19,7 @@ from uuid import uuid4
 from distributed.versions import get_versions
 
 from clustertune.core import rules
-from clustertune.core.wording import plural, printable
+from clustertune.core.wording import plural
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, growth
 from clustertune.remote.scheduler.schedule import Moment, Schedule, result_text
 from clustertune.remote.scheduler.state import (
@@ -30,6 +30,7 @@ from clustertune.remote.scheduler.state import (
     training_workers,
 )
 from clustertune.remote.scheduler.survey import held_data
+from clustertune.remote.ship import objections
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -206,8 +207,7 @@ class ScheduleRunner:
             there = {id: ws for id, ws in there.items() if reasons[id]}
         ours = get_versions()["packages"]
         whether = {
-            id: rules.restart_refusal(nanny=bool(ws.nanny))
-            or other_version(ws.versions, ours)
+            id: rules.restart_refusal(nanny=bool(ws.nanny)) or _other_version(ws, ours)
             for id, ws in there.items()
         }
         refused = {id: why for id, why in whether.items() if why}
@@ -446,21 +446,14 @@ class ScheduleRunner:
         self.scheduler.log_event(TOPIC, event | own)
 
 
-def other_version(versions: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+def _other_version(worker: Any, ours: Mapping[str, Any]) -> str:
     """Return why a worker's nanny gets no code, or "".
 
     The code comes from a client with the versions of the scheduler. Workers send their
     versions when they join.
     """
-    theirs = versions.get("packages", {})
-    for package, parts in {"python": 2, "cloudpickle": 1}.items():
-        here, there = (str(x.get(package)) for x in (ours, theirs))
-        if here.split(".")[:parts] != there.split(".")[:parts]:
-            return (
-                f"it has {package} {printable(there, longest=40)}, the scheduler has "
-                f"{here}, so no code is sent to it: install one release on all sides"
-            )
-    return ""
+    theirs = worker.versions.get("packages", {})
+    return "; ".join(f"it {why}" for why in objections(ours, theirs, "the scheduler"))
 
 
 def _status(turn: Mapping[str, Any]) -> str:
