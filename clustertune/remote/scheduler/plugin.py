@@ -128,7 +128,7 @@ class ClustertunePlugin(SchedulerPlugin):
             "look_at_keys": partial(survey.look_at_keys, scheduler),
             "survey": partial(survey.survey, scheduler),
             "past_runs": partial(settled, scheduler, self.runs),
-            "holdings": self.holdings,
+            "holdings": partial(holdings, scheduler),
             "move": self.move,
             "restart": self.restart_workers,
             "progress": self.progress,
@@ -408,24 +408,12 @@ class ClustertunePlugin(SchedulerPlugin):
 
     # --- requests about released data -------------------------------------------------
 
-    async def holdings(self, owner: str, kept: Sequence[Any]) -> list[list[Any]]:
-        """Return data in memory and the clients that want it, except packed keys."""
-        return await holdings(self.scheduler, owner, await Places.of([kept]))
-
     async def release_keys(
-        self,
-        token: str,
-        owner: str,
-        prefix: str,
-        kept: Sequence[Any],
+        self, token: str, owner: str, prefix: str, kept: Sequence[Any]
     ) -> tuple[int, int]:
-        """Release the keys of a prefix that only this client wants, except kept ones.
-
-        ``kept`` are packed keys. Returns the number of released keys, and their bytes.
-        """
+        """Release keys as :func:`release` does, and log it."""
         self.lease.check(token)
-        keep = await Places.of([kept])
-        keys, nbytes = await release(self.scheduler, owner, prefix, keep)
+        keys, nbytes = await release(self.scheduler, owner, prefix, kept)
         event = {"action": "release", "prefix": prefix, "client": owner, "keys": keys}
         self.scheduler.log_event(NAME, event)
         return keys, nbytes

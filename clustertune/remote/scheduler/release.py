@@ -16,6 +16,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from time import monotonic, time
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 from distributed.core import Status
 
 from clustertune.core.rules import NO_NANNY
-from clustertune.remote.keys import batches, drained, in_turns
+from clustertune.remote.keys import KeyRange, Places, batches, drained, in_turns
 from clustertune.remote.scheduler.bindings import bound_to, follow
 from clustertune.remote.scheduler.fits import is_training
 from clustertune.remote.scheduler.nanny import (
@@ -65,9 +66,9 @@ async def wanted_tasks(
 
 
 async def holdings(
-    scheduler: Any, owner: str, kept: Container[Any] = ()
+    scheduler: Any, owner: str, kept: Sequence[KeyRange]
 ) -> list[list[Any]]:
-    """Return data in memory, by prefix and by the clients that want it.
+    """Return data in memory except packed keys, by prefix and the clients that want it.
 
     Returns
     -------
@@ -76,7 +77,7 @@ async def holdings(
         also Dask's clients of names, such as ``published-train``.
     """
     found: dict[tuple[str, frozenset[str]], list[int]] = {}
-    async for ts, wanting in wanted_tasks(scheduler, kept):
+    async for ts, wanting in wanted_tasks(scheduler, await Places.of([kept])):
         there = ts.state == "memory"
         if not (there or ts.state in COMING):
             continue
@@ -95,16 +96,16 @@ async def holdings(
 
 
 async def release(
-    scheduler: Any, owner: str, prefix: str, kept: Container[Any]
+    scheduler: Any, owner: str, prefix: str, kept: Sequence[KeyRange]
 ) -> tuple[int, int]:
-    """Release the keys of a prefix that only the owner wants, except ``kept`` keys.
+    """Release the keys of a prefix that only the owner wants, except packed keys.
 
     Tasks that are still to run keep their inputs until they have run. Futures of the
     released keys are cancelled. Returns the number of released keys, and their bytes.
     """
     nbytes = 0
     going: list[Any] = []
-    async for ts, wanting in wanted_tasks(scheduler, kept):
+    async for ts, wanting in wanted_tasks(scheduler, await Places.of([kept])):
         if ts.state == "memory" and ts.prefix.name == prefix and wanting == {owner}:
             nbytes += ts.nbytes
             going.append(ts.key)
