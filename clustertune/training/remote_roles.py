@@ -462,7 +462,7 @@ class Endpoint:
     def begin(self) -> None:
         """Set the stage, and stop the timer: Dask ends a task with its client."""
         self.enter(READY)
-        self._on_loop(lambda: self.timer.cancel())
+        self._on_loop(self._cancel_timer)
 
     def end(self, wanted: bool) -> None:
         """Start the timer, because the client may still have to read the news."""
@@ -470,6 +470,9 @@ class Endpoint:
             self._on_loop(self.forget)
         else:
             self._on_loop(self._restart_timer)
+
+    def _cancel_timer(self) -> None:
+        self.timer.cancel()
 
     def _restart_timer(self) -> None:
         self.timer.cancel()
