@@ -227,7 +227,7 @@ def columns(case):
         "hosts": state.columns(state.HOST, hosts),
         "collections": [
             {"label": "training data", "partitions": len(case.rows),
-             "rows": sum(case.rows), "apart": 0, "missing": 0, "counted": 0.0,
+             "rows": sum(case.rows), "apart": 0, "missing": 0,
              "workers": state.columns(state.SHARE, share)}
         ],
     }  # fmt: skip

@@ -16,8 +16,8 @@ seconds, and None means unknown. Its texts come from the cluster and are untrust
 ``collections``
     For each layout ``label``, ``partitions``, ``rows``, ``apart`` (partitions whose
     companions are on different workers), ``missing`` (partitions in no memory),
-    ``lost`` (rows that nothing computes again), ``counted`` (when), and ``workers``
-    with ``id``, ``rows``, ``partitions`` and ``due`` (the even share of rows).
+    ``lost`` (rows that nothing computes again), and ``workers`` with ``id``, ``rows``,
+    ``partitions`` and ``due`` (the even share of rows).
 ``findings``
     None, or the last findings: ``time``, ``command`` that checks again, and ``found``,
     each with ``severity``, ``check``, ``message``, ``remedy`` and ``processes``:

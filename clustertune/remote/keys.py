@@ -17,7 +17,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from itertools import chain, islice, zip_longest
+from itertools import islice, zip_longest
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -63,35 +63,33 @@ def count(runs: Sequence[KeyRange]) -> int:
     return sum(len(run[1]) if run[0] == "list" else run[3] for run in runs)
 
 
-def with_targets(packed: Sequence[KeyRange], targets: bytes) -> Iterator[Any]:
-    """Iterate over pairs of a key and the index of its worker."""
-    return zip(unpack(packed), array("q", targets), strict=True)
-
-
 def in_rotation(
     moves: Sequence[tuple[Sequence[KeyRange], bytes]], workers: Sequence[str]
 ) -> Iterator[tuple[Key, str]]:
     """Iterate over keys and targets, in turns over the collections: y_i follows X_i."""
-    pairs = [with_targets(packed, targets) for packed, targets in moves]
+    pairs = [
+        zip(unpack(packed), array("q", targets), strict=True)
+        for packed, targets in moves
+    ]
     for row in zip_longest(*pairs):
         for key, i in filter(None, row):
             yield key, workers[i]
 
 
-async def in_turns(items: Iterable[Any], seconds: float = TURN) -> AsyncIterator[Any]:
-    """Iterate over items, and let the event loop run each time ``seconds`` passed."""
-    end = perf_counter() + seconds
+async def in_turns(items: Iterable[Any]) -> AsyncIterator[Any]:
+    """Iterate over items, and let the event loop run each time ``TURN`` passed."""
+    end = perf_counter() + TURN
     for item in items:
         yield item
         if perf_counter() >= end:
             await asyncio.sleep(0)
-            end = perf_counter() + seconds
+            end = perf_counter() + TURN
 
 
-def batches(items: Iterable[Any], size: int = BATCH) -> Iterator[list[Any]]:
-    """Iterate over lists of up to ``size`` items."""
+def batches(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """Iterate over lists of up to ``BATCH`` items."""
     rest = iter(items)
-    while some := list(islice(rest, size)):
+    while some := list(islice(rest, BATCH)):
         yield some
 
 
@@ -117,9 +115,6 @@ class KeyMap(Generic[Value]):
     def __delitem__(self, key: Key) -> None:
         del self._part(key)[key]
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._part(key)
-
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
@@ -137,25 +132,12 @@ class KeySet:
     async def of(cls, keys: Iterable[Key]) -> KeySet:
         """Return the set of some keys, which it reads in turns."""
         found = cls()
-        await found.update(keys)
+        async for key in in_turns(keys):
+            found.parts[hash(key) % PARTS].add(key)
         return found
-
-    def add(self, key: Key) -> None:
-        self.parts[hash(key) % PARTS].add(key)
 
     def __contains__(self, key: Key) -> bool:
         return key in self.parts[hash(key) % PARTS]
-
-    def __iter__(self) -> Iterator[Key]:
-        return chain.from_iterable(self.parts)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    async def update(self, keys: Iterable[Key]) -> None:
-        """Add keys, which it reads in turns."""
-        async for key in in_turns(keys):
-            self.add(key)
 
 
 class Places:

@@ -197,8 +197,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         "client_desires_keys", "client_releases_keys",
         "clients", "coerce_hostname", "extensions", "gather_on_worker", "get_events",
         "handle_worker_status_change", "handlers", "host_info", "log_event",
-        "periodic_callbacks", "plugins", "queued", "remove_plugin",
-        "remove_replica", "remove_worker",
+        "periodic_callbacks", "plugins", "queued", "remove_replica", "remove_worker",
         "report", "request_acquire_replicas", "restart", "restart_workers",
         "retire_workers", "rpc", "running", "status", "task_prefixes", "tasks",
         "transition_counter", "transitions", "unrunnable", "worker_ttl", "workers",
@@ -238,7 +237,7 @@ class Sides:
 
     def scheduler_objection(self) -> str:
         """Return why code must not go to the scheduler; empty if it may."""
-        text = "; it ".join(_objections(self.client, self.scheduler))
+        text = "; it ".join(objections(self.client, self.scheduler))
         return f"the scheduler {text}" if text else ""
 
     def worker_objections(self) -> dict[str, str]:
@@ -247,7 +246,7 @@ class Sides:
         The texts are predicates, such as "runs Python 3.12, ...".
         """
         found = {
-            address: "; it ".join(_objections(self.client, packages))
+            address: "; it ".join(objections(self.client, packages))
             for address, packages in self.workers.items()
         }
         return {address: text for address, text in found.items() if text}
@@ -310,21 +309,24 @@ def own_release() -> str:
         return "an unknown release"
 
 
-def _objections(
-    ours: Mapping[str, str | None], theirs: Mapping[str, str | None]
+def objections(
+    ours: Mapping[str, str | None],
+    theirs: Mapping[str, str | None],
+    here: str = "this client",
 ) -> Iterable[str]:
+    """Yield why code must not go to a process of these versions, as predicates."""
     python, cloudpickle, distributed = map(
         theirs.get, ("python", "cloudpickle", "distributed")
     )
     if _numbers(ours.get("python"))[:2] != _numbers(python)[:2]:
         yield (
-            f"runs Python {_shown(python)}, this client {ours.get('python')}: code of "
+            f"runs Python {_shown(python)}, {here} {ours.get('python')}: code of "
             "another Python minor can crash it, so none is sent; use the same Python "
             "minor on all sides"
         )
     if _numbers(ours.get("cloudpickle"))[:1] != _numbers(cloudpickle)[:1]:
         yield (
-            f"has cloudpickle {_shown(cloudpickle)}, this client "
+            f"has cloudpickle {_shown(cloudpickle)}, {here} "
             f"{ours.get('cloudpickle')}: install the same major release on all sides"
         )
     if _numbers(distributed)[:2] < OLDEST_DISTRIBUTED:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -218,18 +218,17 @@ def _wait_for_workers(client: Client, n_workers: Any, seconds: float) -> None:
 
 async def _workers(client: Client) -> list[WorkerCapacity]:
     entries, running = await monitor.running_workers(client)
-    return [_capacity(a, entries[a]) for a in running]
-
-
-def _capacity(address: str, entry: Mapping[str, Any]) -> WorkerCapacity:
-    return WorkerCapacity(
-        address=address,
-        id=monitor.worker_id(address, entry),
-        host=str(entry["host"]),
-        threads=int(entry["nthreads"]),
-        limit=int(entry["memory_limit"] or 0),
-        used=int(entry["metrics"].get("memory", 0)),
-    )
+    return [
+        WorkerCapacity(
+            address=a,
+            id=monitor.worker_id(a, entries[a]),
+            host=str(entries[a]["host"]),
+            threads=int(entries[a]["nthreads"]),
+            limit=int(entries[a]["memory_limit"] or 0),
+            used=int(entries[a]["metrics"].get("memory", 0)),
+        )
+        for a in running
+    ]
 
 
 def _tasks_per_machine(workers: Sequence[WorkerCapacity]) -> dict[str, int]:

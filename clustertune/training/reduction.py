@@ -37,6 +37,7 @@ from clustertune.errors import (
 from clustertune.monitor import connection, monitor
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
+from clustertune.remote.scheduler.state import by_name
 from clustertune.training import reduction_plan, remote_sums
 from clustertune.training.reduction_plan import Plan, Reduce, SumRequest
 
@@ -140,9 +141,7 @@ async def _workers(client: Client) -> dict[str, int]:
             f"can run code of this client (of {len(entries)} workers). Start one, or "
             "wait: client.wait_for_workers(1)"
         )
-    names = {a: monitor.worker_id(a, entries[a]) for a in running}
-    # 2 before 10, for numbers and for texts
-    ordered = sorted(running, key=lambda a: (len(str(names[a])), str(names[a])))
+    ordered = sorted(running, key=lambda a: by_name(monitor.worker_id(a, entries[a])))
     return {a: int(entries[a]["nthreads"]) for a in ordered}
 
 
@@ -166,7 +165,7 @@ async def _run(request: SumRequest) -> Any:
             raise
         size = None
         try:
-            sums = await _results(request.client, results, plan, name)
+            sums = await _results(request.client, results, plan)
             total = sums[0]
             if len(sums) > 1:
                 total = remote_sums.join_sums(request.reduction, numbers, sums)
@@ -268,16 +267,18 @@ async def _wait_for_items(client: Client, futures: Sequence[Future[Any]]) -> Non
         await graphs.wait_for_last(client, pending, WATCH_INTERVAL)
 
 
-async def _results(
-    client: Client, results: list[Future[Any]], plan: Plan, name: str
-) -> list[Any]:
-    """Wait for the results; let tasks of lost workers run on other workers."""
+async def _results(client: Client, results: list[Future[Any]], plan: Plan) -> list[Any]:
+    """Wait for the results; let tasks of lost workers run on other workers.
+
+    Dask moves a task that may run elsewhere only when it schedules it. A task that was
+    scheduled while no worker ran waits for its lost worker, until the plugin starts it.
+    """
     gathering: asyncio.Future[list[Any]] = asyncio.ensure_future(client.gather(results))
     try:
         while not (await asyncio.wait({gathering}, timeout=WATCH_INTERVAL))[0]:
-            workers = (await monitor.identify(client))["workers"]
-            if not plan.workers <= workers.keys():
-                await ship.on_scheduler(client, remote_sums.free_stuck, name=name)
+            identity = await monitor.identify(client)
+            if not plan.workers <= identity["workers"].keys():
+                await monitor.install_plugin(client, identity)
         return await gathering
     finally:
         gathering.cancel()

@@ -23,7 +23,7 @@ from concurrent import futures
 from contextlib import contextmanager, suppress
 from itertools import islice
 from time import monotonic, time
-from typing import Any, Protocol
+from typing import Any
 
 from distributed import Status, get_worker
 from distributed.comm.addressing import get_address_host, unparse_host_port
@@ -38,17 +38,6 @@ Settings = Mapping[str, Any]
 Rows = tuple[Any, ...]  # the same rows of each collection
 
 POLL_INTERVAL = 0.5  # seconds between two checks whether the task is still wanted
-
-
-class Connection(Protocol):
-    """Connects a role with its client (``clustertune.training.remote_roles``)."""
-
-    loop: asyncio.AbstractEventLoop
-    stopped: threading.Event
-    aborted: threading.Event
-
-    def send(self, kind: str, data: bytes) -> None:
-        """Send a score or a log line to the client."""
 
 
 class Context:
@@ -74,7 +63,7 @@ class Context:
         What this rank has saved in the earlier attempt; None if nothing.
     """
 
-    def __init__(self, worker: Any, connection: Connection, key: str, given: Settings):
+    def __init__(self, worker: Any, connection: Endpoint, key: str, given: Settings):
         self.role: str = given["role"]
         self.rank: int = given["rank"]
         self.size: int = given["size"]
@@ -263,7 +252,7 @@ def _split(partitions: Iterable[Rows], size: int) -> Iterator[Rows]:
         start, total = 0, _row_count(partition)
         while start < total:
             stop = min(start + missing, total)
-            held.append(tuple(_slice(x, start, stop) for x in partition))
+            held.append(tuple(getattr(x, "iloc", x)[start:stop] for x in partition))
             missing -= stop - start
             start = stop
             if not missing:
@@ -271,10 +260,6 @@ def _split(partitions: Iterable[Rows], size: int) -> Iterator[Rows]:
                 held, missing = [], size
     if held:
         yield _joined(held)
-
-
-def _slice(x: Any, start: int, stop: int) -> Any:
-    return x.iloc[start:stop] if hasattr(x, "iloc") else x[start:stop]
 
 
 def _joined(held: list[Rows]) -> Rows:
@@ -463,10 +448,10 @@ class Endpoint:
             self.lines.append((self.version, kind, time(), data))
         self._on_loop(self.changed.set)
 
-    def _on_loop(self, function: Callable[..., Any], *arguments: Any) -> None:
+    def _on_loop(self, function: Callable[[], None]) -> None:
         # a closed event loop has no client
         with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(function, *arguments)
+            self.loop.call_soon_threadsafe(function)
 
     def close_port(self) -> None:
         """Release the port for a server of the role."""

@@ -6,8 +6,8 @@ because a function may return its item or an array that Dask stores.
 
 BLAS pools and the CPU count of joblib belong to a process, so the first of its running
 fits sets them, and the last one restores them. LightGBM takes its threads from that
-count. OpenMP keeps its number of
-threads for each calling thread, so each fit sets it in its own thread.
+count. OpenMP keeps its number of threads for each calling thread, so each fit sets it
+in its own thread.
 
 This module travels by value. It may import Dask, NumPy and other travelling modules.
 """
@@ -25,8 +25,6 @@ from typing import Any
 
 from distributed import get_worker
 from distributed.protocol import pickle as dask_pickle
-
-from clustertune.remote.scheduler import bindings
 
 # --- sums -----------------------------------------------------------------------------
 
@@ -87,25 +85,6 @@ def join_sums(reduction: bytes, numbers: Sequence[int], sums: Sequence[Any]) -> 
     return total.value
 
 
-# --- on the scheduler -----------------------------------------------------------------
-
-
-async def free_stuck(dask_scheduler: Any, name: str) -> None:
-    """Let tasks of a sum run on any worker if their worker is gone.
-
-    Dask moves tasks with ``allow_other_workers`` only when it schedules them. A task
-    that was scheduled while no worker ran keeps waiting for its lost worker.
-    """
-    waiting = [
-        task
-        for task in dask_scheduler.unrunnable
-        if isinstance(task.key, tuple) and str(task.key[0]).endswith(name)
-    ]
-    for task in waiting:
-        bindings.unbind(task)
-    await bindings.start_waiting(dask_scheduler, waiting)
-
-
 # --- one result after the other -------------------------------------------------------
 
 
@@ -124,8 +103,6 @@ def _call(
 
 
 class _Total:
-    """Running total of results."""
-
     def __init__(self, reduction: bytes):
         # made by the caller's client
         self.reduce: Reduce | None = pickle.loads(reduction)  # noqa: S301
@@ -189,9 +166,6 @@ def add(total: Any, more: Any, owned: bool = False, path: str = "") -> Any:
     They are numbers or arrays in dicts, lists, tuples and named tuples, or both None.
     Arrays in an ``owned`` total are changed in place. Errors name the ``path``.
     """
-    if owned and _same_numbers(total, more):
-        total += more
-        return total
     if isinstance(total, Mapping) or isinstance(more, Mapping):
         both = isinstance(total, Mapping) and isinstance(more, Mapping)
         _require(both and total.keys() == more.keys(), total, more, path)
@@ -260,23 +234,6 @@ def _refuse_other_shape(total: Any, more: Any, path: str) -> None:
 
 def _equal(labels: Any, others: Any) -> bool:
     return bool(labels.equals(others))
-
-
-def _same_numbers(total: Any, more: Any) -> bool:
-    """Return whether these are numeric arrays of one type and shape.
-
-    Most sums add such arrays. All other tests together take as long as adding some
-    10,000 numbers.
-    """
-    import numpy as np
-
-    return (
-        type(total) is np.ndarray
-        and type(more) is np.ndarray
-        and total.dtype == more.dtype
-        and total.dtype.kind in "iufc"
-        and total.shape == more.shape
-    )
 
 
 def _keeps_type(total: Any, more: Any) -> bool:

@@ -166,8 +166,6 @@ def run_roles(
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """The members of a role."""
-
     number: int
     code: bytes  # pickled function
     are_servers: bool  # the function is the framework's
@@ -175,8 +173,6 @@ class _Members:
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """Checked arguments."""
-
     client: Client
     framework: Framework
     members: Mapping[str, _Members]  # by role

@@ -339,7 +339,11 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
             "lease": plugin.lease.holder(),
             "jobs": sum(not j.task.done() for j in plugin.jobs.kept.values()),
             "manager held by": plugin.manager.moves,
-            "bound": sum(map(len, plugin.bindings.kept.values())),
+            "bound": sum(
+                len(part)
+                for keys in plugin.bindings.kept.values()
+                for part in keys.parts
+            ),
             "holds": len(plugin.holds.active()),
             "schedules": sum(not s.ended for s in plugin.schedules.kept.values()),
         }

@@ -48,7 +48,7 @@ def layout(shares: list[dict[str, Any]], **parts: Any) -> dict[str, Any]:
     partitions = sum(share["partitions"] for share in shares)
     data = {"label": "training data", "partitions": partitions}
     data |= {"rows": sum(share["rows"] for share in shares)}
-    data |= {"apart": 0, "missing": 0, "counted": 0.0}
+    data |= {"apart": 0, "missing": 0}
     return data | {"workers": shares} | parts
 
 

@@ -48,7 +48,7 @@ def given(client: Client, what: str) -> tuple[da.Array, da.Array]:
 def bound(dask_scheduler: Any) -> dict[str, int]:
     """Return the bound tasks of this plan: all, known to Dask, and finished."""
     plugin = dask_scheduler.plugins["clustertune"]
-    ours = set().union(*plugin.bindings.kept.values())
+    ours = set().union(*(p for k in plugin.bindings.kept.values() for p in k.parts))
     found = [dask_scheduler.tasks[k] for k in ours if k in dask_scheduler.tasks]
     done = sum(ts.state in ("memory", "released", "forgotten") for ts in found)
     return {"all": len(ours), "known": len(found), "done": done}

@@ -71,7 +71,6 @@ AVAILABLE = {
         "psutil",
     },
     "remote_sums": {
-        "clustertune.remote.scheduler.bindings",
         "joblib",
         "numpy",
         "threadpoolctl",

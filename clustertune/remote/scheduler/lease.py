@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any, NamedTuple
 
@@ -326,19 +327,15 @@ Memory = Mapping[Id, SampledMemory]
 IdleMemory = tuple[int, int]  # unmanaged and managed bytes
 
 
+@dataclass
 class Ended:
-    """A run that has ended, while heartbeats may still report the memory after it.
+    """A run that has ended, while heartbeats may still report the memory after it."""
 
-    ``workers`` are the workers of the run. ``left`` is the least unmanaged memory of
-    each worker from the end of this run to the end of the next.
-    """
+    run: dict[str, Any]
+    workers: set[Id]  # of the run
+    left: dict[Id, IdleMemory]  # least memory from its end to that of the next run
 
-    def __init__(
-        self, run: dict[str, Any], workers: set[Id], left: dict[Id, IdleMemory]
-    ):
-        self.run = run
-        self.workers = workers
-        self.left = left
+    def __post_init__(self) -> None:
         self.update_run()
 
     @property

@@ -196,7 +196,6 @@ async def _count(
         "missing": missing,
         "lost": lost,
         "parked": parked,
-        "counted": time(),
         "workers": [
             {
                 "id": id_of(ws),

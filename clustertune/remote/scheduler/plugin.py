@@ -43,7 +43,7 @@ from clustertune.remote.scheduler.state import is_parking, worker_id
 from clustertune.remote.scheduler.telemetry import Metrics, WorkerChanges, audit
 
 NAME = "clustertune"
-PROTOCOL = 30  # of requests and answers; clients of another protocol are refused
+PROTOCOL = 31  # of requests and answers; clients of another protocol are refused
 #: packed keys with their workers: bytes of an int64 array of indices into a list
 Placed = Sequence[tuple[Sequence[Any], bytes]]
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -74,6 +74,22 @@ async def install(
         plugin.version, plugin.preloaded = version, preloaded
         plugin.attach()
     return present(dask_scheduler) or {}
+
+
+async def keep_replicas(dask_scheduler: Any, owner: str, prefix: str) -> None:
+    """Keep all replicas of keys with a prefix, also of later keys.
+
+    :func:`stop_keeping` or the end of the client ends this.
+    """
+    prepared = dask_scheduler.plugins[NAME].prepared
+    prepared.prefixes[prefix] = owner
+    prepared.begin()
+
+
+async def stop_keeping(dask_scheduler: Any, prefix: str) -> None:
+    """Stop keeping these replicas."""
+    if NAME in dask_scheduler.plugins:
+        dask_scheduler.plugins[NAME].prepared.prefixes.pop(prefix, None)
 
 
 class ClustertunePlugin(SchedulerPlugin):
@@ -112,7 +128,7 @@ class ClustertunePlugin(SchedulerPlugin):
             "look_at_keys": partial(survey.look_at_keys, scheduler),
             "survey": partial(survey.survey, scheduler),
             "past_runs": partial(settled, scheduler, self.runs),
-            "holdings": self.holdings,
+            "holdings": partial(holdings, scheduler),
             "move": self.move,
             "restart": self.restart_workers,
             "progress": self.progress,
@@ -204,6 +220,7 @@ class ClustertunePlugin(SchedulerPlugin):
     def _forget_client(self, client: str, problem: str = "") -> None:
         self.lease.forget(client, problem)
         self.fits.forget(client)
+        self.prepared.forget(client)
 
     def _lease_ended(self) -> None:
         """Stop the jobs after the copies in flight, and unbind tasks."""
@@ -265,7 +282,8 @@ class ClustertunePlugin(SchedulerPlugin):
         else:
             holder = self.lease.obstacle(owner, token, despite_holds)
             if holder is None and self.jobs.are_running():
-                holder = _unfinished_move()
+                what = "a plan that has ended still moves partitions"
+                holder = {"client": "", "label": what, "since": time()}
         if holder is not None:
             if not hold and owner != SCHEDULER_OWNER:  # a schedule asks with others
                 self.lease.wait(owner, label, token)
@@ -390,24 +408,12 @@ class ClustertunePlugin(SchedulerPlugin):
 
     # --- requests about released data -------------------------------------------------
 
-    async def holdings(self, owner: str, kept: Sequence[Any]) -> list[list[Any]]:
-        """Return data in memory and the clients that want it, except packed keys."""
-        return await holdings(self.scheduler, owner, await Places.of([kept]))
-
     async def release_keys(
-        self,
-        token: str,
-        owner: str,
-        prefix: str,
-        kept: Sequence[Any],
+        self, token: str, owner: str, prefix: str, kept: Sequence[Any]
     ) -> tuple[int, int]:
-        """Release the keys of a prefix that only this client wants, except kept ones.
-
-        ``kept`` are packed keys. Returns the number of released keys, and their bytes.
-        """
+        """Release keys as :func:`release` does, and log it."""
         self.lease.check(token)
-        keep = await Places.of([kept])
-        keys, nbytes = await release(self.scheduler, owner, prefix, keep)
+        keys, nbytes = await release(self.scheduler, owner, prefix, kept)
         event = {"action": "release", "prefix": prefix, "client": owner, "keys": keys}
         self.scheduler.log_event(NAME, event)
         return keys, nbytes
@@ -451,9 +457,3 @@ class ClustertunePlugin(SchedulerPlugin):
                 raise ValueError(f"a report of {len(text):,} characters is not kept")
             self.report = text
         return self.report
-
-
-def _unfinished_move() -> dict[str, Any]:
-    """Return a holder for the moves of a plan whose lease has ended."""
-    label = "a plan that has ended still moves partitions"
-    return {"client": "", "label": label, "since": time()}

@@ -16,6 +16,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from time import monotonic, time
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 from distributed.core import Status
 
 from clustertune.core.rules import NO_NANNY
-from clustertune.remote.keys import batches, drained, in_turns
+from clustertune.remote.keys import KeyRange, Places, batches, drained, in_turns
 from clustertune.remote.scheduler.bindings import bound_to, follow
 from clustertune.remote.scheduler.fits import is_training
 from clustertune.remote.scheduler.nanny import (
@@ -38,11 +39,11 @@ from clustertune.remote.scheduler.nanny import (
 )
 from clustertune.remote.scheduler.state import (
     COMING,
-    WAITING,
     begun_tasks,
     identity,
     is_computable,
     is_parking,
+    waits_for_gone,
 )
 
 logger = logging.getLogger("distributed.clustertune")
@@ -65,9 +66,9 @@ async def wanted_tasks(
 
 
 async def holdings(
-    scheduler: Any, owner: str, kept: Container[Any] = ()
+    scheduler: Any, owner: str, kept: Sequence[KeyRange]
 ) -> list[list[Any]]:
-    """Return data in memory, by prefix and by the clients that want it.
+    """Return data in memory except packed keys, by prefix and the clients that want it.
 
     Returns
     -------
@@ -76,7 +77,7 @@ async def holdings(
         also Dask's clients of names, such as ``published-train``.
     """
     found: dict[tuple[str, frozenset[str]], list[int]] = {}
-    async for ts, wanting in wanted_tasks(scheduler, kept):
+    async for ts, wanting in wanted_tasks(scheduler, await Places.of([kept])):
         there = ts.state == "memory"
         if not (there or ts.state in COMING):
             continue
@@ -95,16 +96,16 @@ async def holdings(
 
 
 async def release(
-    scheduler: Any, owner: str, prefix: str, kept: Container[Any]
+    scheduler: Any, owner: str, prefix: str, kept: Sequence[KeyRange]
 ) -> tuple[int, int]:
-    """Release the keys of a prefix that only the owner wants, except ``kept`` keys.
+    """Release the keys of a prefix that only the owner wants, except packed keys.
 
     Tasks that are still to run keep their inputs until they have run. Futures of the
     released keys are cancelled. Returns the number of released keys, and their bytes.
     """
     nbytes = 0
     going: list[Any] = []
-    async for ts, wanting in wanted_tasks(scheduler, kept):
+    async for ts, wanting in wanted_tasks(scheduler, await Places.of([kept])):
         if ts.state == "memory" and ts.prefix.name == prefix and wanting == {owner}:
             nbytes += ts.nbytes
             going.append(ts.key)
@@ -129,13 +130,11 @@ async def release_for(
 # --- published names ------------------------------------------------------------------
 
 
-def unpublish_all(scheduler: Any) -> list[str]:
+def unpublish_all(scheduler: Any) -> None:
     """Remove all published names that hold keys, before all keys are lost."""
     datasets = getattr(scheduler.extensions.get("publish"), "datasets", {})
-    names = [name for name, entry in datasets.items() if entry["keys"]]
-    for name in names:
+    for name in [name for name, entry in datasets.items() if entry["keys"]]:
         del datasets[name]
-    return [str(name) for name in names]
 
 
 # --- restarts at once -----------------------------------------------------------------
@@ -185,7 +184,6 @@ class DataDrop:
         self.keys = 0  # that are lost
         self.nbytes = 0
         self.cancelled = 0  # tasks
-        self.names: list[str] = []  # published names that were removed
         self.event = {"action": "drop", "client": owner}  # fields of logged events
 
     def has_counted(self, address: str) -> bool:
@@ -260,7 +258,7 @@ class DataDrop:
         bound: dict[Any, set[Any]] = {}
         try:
             if self.addresses is None:
-                self.names = unpublish_all(scheduler)
+                unpublish_all(scheduler)
                 await scheduler.restart(
                     timeout=NANNY_TIMEOUT, wait_for_workers=False, stimulus_id=name
                 )
@@ -407,18 +405,9 @@ def failed_fits(scheduler: Any, worker: Any) -> list[Any]:
             continue
         wanted = (key for cs in ts.who_wants or () for key in cs.wants_what)
         fit = [t for t in wanted if t.prefix is ts.prefix and is_training(t)]
-        if any(_has_left(scheduler, t) for t in fit):
+        if any(t.state == "erred" or waits_for_gone(scheduler, t) for t in fit):
             found.update(t for t in fit if t.state in COMING)
     return list(found)
-
-
-def _has_left(scheduler: Any, ts: Any) -> bool:
-    """Whether a task has failed, or is bound to workers that have left."""
-    bound = ts.worker_restrictions
-    waits = ts.state in WAITING and bound and not ts.loose_restrictions
-    return ts.state == "erred" or bool(
-        waits and scheduler.workers.keys().isdisjoint(bound)
-    )
 
 
 async def cancel(scheduler: Any, tasks: Iterable[Any]) -> int:

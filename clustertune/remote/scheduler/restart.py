@@ -149,7 +149,6 @@ class WorkerRestart:
         self.recomputed = 0
         self.new_address = ""
         self.detour = ""  # why the keys could not move directly to the next process
-        self.restarted_at = 0.0  # when its nanny got the request
         #: fields of the logged events
         self.event = {"action": "retire" if retire else "restart", "worker": address}
 
@@ -355,8 +354,7 @@ class WorkerRestart:
         others = self.scheduler.workers.values()
         kept = [w for w in others if w.host == worker.host and is_parking(w.name)]
         nbytes = sum(counted_bytes(w) for w in (worker, *kept))
-        self.restarted_at = monotonic()
-        seconds = max(0.0, self.end - self.restarted_at)
+        seconds = max(0.0, self.end - monotonic())
         self.detour, failure = await self.parking.replace(worker, nbytes, seconds)
         if failure:
             raise Refused(f"its next process did not start: {failure}")
@@ -461,8 +459,6 @@ class WorkerRestart:
         answer, old = "", self.process
         away = [] if self._keeps_keys(old) else [old]
         with expecting(self.scheduler, away):
-            if away:
-                self.restarted_at = monotonic()
             if away and self._is_registered(old):
                 answer = await end_process(self.scheduler, old.address)
             if await self._returns(who, end):

@@ -19,7 +19,7 @@ from uuid import uuid4
 from distributed.versions import get_versions
 
 from clustertune.core import rules
-from clustertune.core.wording import plural, printable
+from clustertune.core.wording import plural
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, growth
 from clustertune.remote.scheduler.schedule import Moment, Schedule, result_text
 from clustertune.remote.scheduler.state import (
@@ -30,6 +30,7 @@ from clustertune.remote.scheduler.state import (
     training_workers,
 )
 from clustertune.remote.scheduler.survey import held_data
+from clustertune.remote.ship import objections
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -206,8 +207,7 @@ class ScheduleRunner:
             there = {id: ws for id, ws in there.items() if reasons[id]}
         ours = get_versions()["packages"]
         whether = {
-            id: rules.restart_refusal(nanny=bool(ws.nanny))
-            or other_version(ws.versions, ours)
+            id: rules.restart_refusal(nanny=bool(ws.nanny)) or _other_version(ws, ours)
             for id, ws in there.items()
         }
         refused = {id: why for id, why in whether.items() if why}
@@ -374,7 +374,7 @@ class ScheduleRunner:
         turns: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Record the result of an attempt, and change the schedule's state."""
-        now = time()
+        now, lost = time(), [turn["lost"] for turn in turns]
         result = {
             "time": now,
             "outcome": outcome,
@@ -383,7 +383,7 @@ class ScheduleRunner:
             "left": list(schedule.left or ()),
             "keys": sum(turn["keys"] for turn in turns),
             "nbytes": sum(turn["nbytes"] for turn in turns),
-            "lost": _total([turn["lost"] for turn in turns]),
+            "lost": None if None in lost else sum(lost),  # None: unknown
         }
         repeated = outcome == "partly" and not result["restarted"]
         if not repeated and (turns or outcome not in ("cancelled", "expired")):
@@ -446,27 +446,14 @@ class ScheduleRunner:
         self.scheduler.log_event(TOPIC, event | own)
 
 
-def other_version(versions: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+def _other_version(worker: Any, ours: Mapping[str, Any]) -> str:
     """Return why a worker's nanny gets no code, or "".
 
     The code comes from a client with the versions of the scheduler. Workers send their
     versions when they join.
     """
-    theirs = versions.get("packages", {})
-    for package, parts in {"python": 2, "cloudpickle": 1}.items():
-        here, there = (str(x.get(package)) for x in (ours, theirs))
-        if here.split(".")[:parts] != there.split(".")[:parts]:
-            return (
-                f"it has {package} {printable(there, longest=40)}, the scheduler has "
-                f"{here}, so no code is sent to it: install one release on all sides"
-            )
-    return ""
-
-
-def _total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum; None: some are unknown."""
-    known = [n for n in counts if n is not None]
-    return sum(known) if len(known) == len(counts) else None
+    theirs = worker.versions.get("packages", {})
+    return "; ".join(f"it {why}" for why in objections(ours, theirs, "the scheduler"))
 
 
 def _status(turn: Mapping[str, Any]) -> str:

@@ -127,6 +127,12 @@ def is_coming(scheduler: Any, key: Any) -> bool:
     return ts is not None and ts.state in COMING
 
 
+def waits_for_gone(scheduler: Any, ts: Any) -> bool:
+    """Whether a task can only run on workers that have left."""
+    bound = ts.state in WAITING and not ts.loose_restrictions and ts.worker_restrictions
+    return bool(bound) and scheduler.workers.keys().isdisjoint(bound)
+
+
 def is_computable(ts: Any) -> bool:
     """Whether Dask can compute a task again: it has a graph, whose inputs are known.
 
@@ -149,12 +155,6 @@ def shuffles(scheduler: Any, worker: Any) -> list[str]:
     return [str(i) for i, s in active.items() if address in s.participating_workers]
 
 
-def still_running(tasks: int, seconds: float) -> str:
-    """Return the problem of workers that are busy after a wait."""
-    verb = "runs" if tasks == 1 else "run"
-    return f"{plural(tasks, 'task')} still {verb} after {seconds:g} s"
-
-
 def begun_work(scheduler: Any, worker: Any) -> str:
     """Return the work that has begun on a worker meanwhile."""
     if worker.processing:
@@ -173,10 +173,11 @@ def still_busy(scheduler: Any, worker: Any, seconds: float) -> str:
             f"{seconds:g} s, such as {some[0][:200]}: they would start again "
             "after a restart"
         )
+    tasks = len(worker.processing)
     keys = sorted(str(ts.key) for ts in worker.processing)[:3]
     age = time() - worker.last_seen
     late = f"; its last heartbeat was {age:.0f} s ago" if age > LATE else ""
     return (
-        f"{still_running(len(worker.processing), seconds)}, such as "
-        f"{', '.join(keys)[:200]}{late}"
+        f"{plural(tasks, 'task')} still {'runs' if tasks == 1 else 'run'} after "
+        f"{seconds:g} s, such as {', '.join(keys)[:200]}{late}"
     )

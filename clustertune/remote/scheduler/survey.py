@@ -20,10 +20,10 @@ from clustertune.remote.keys import KeyRange, in_turns, unpack
 from clustertune.remote.scheduler.bindings import unmet_of_keys, unmet_summary
 from clustertune.remote.scheduler.fits import is_training
 from clustertune.remote.scheduler.state import (
-    WAITING,
     is_computable,
     is_gone,
     memory_of,
+    waits_for_gone,
 )
 from clustertune.remote.worker.probe import installed
 
@@ -198,7 +198,7 @@ async def _running(scheduler: Any) -> list[list[Any]]:
     broken = set()  # clients and prefixes of their fits
     for client in {client for ts in training for client in ts.who_wants or ()}:
         async for ts in in_turns(list(client.wants_what)):
-            if is_training(ts) and _waits_for_gone(scheduler, ts):
+            if is_training(ts) and waits_for_gone(scheduler, ts):
                 broken.add((client, ts.prefix))
     return [
         [
@@ -218,12 +218,6 @@ def _usual(prefix: Any) -> float | None:
     ended: int = prefix.state_counts["memory"]
     seconds: float = prefix.all_durations.get("compute", 0.0)
     return seconds / ended if ended else None
-
-
-def _waits_for_gone(scheduler: Any, ts: Any) -> bool:
-    """Whether a task can only run on workers that have left."""
-    bound = ts.state in WAITING and not ts.loose_restrictions and ts.worker_restrictions
-    return bool(bound) and scheduler.workers.keys().isdisjoint(bound)
 
 
 def _held(prefix: Any) -> int:

@@ -99,9 +99,9 @@ def distinct(partition: Any) -> dict[str, Any]:
 
 
 def groups(partition: Any) -> dict[str, Any]:
-    """First and last group, order, recurring groups, and rows without a group."""
+    """First and last group, recurring groups, and rows without a group."""
     found = runs(partition)
-    return {name: found[name] for name in ("ends", "sorted", "scattered", "missing")}
+    return {name: found[name] for name in ("ends", "scattered", "missing")}
 
 
 def runs(partition: Any) -> dict[str, Any]:
@@ -111,32 +111,22 @@ def runs(partition: Any) -> dict[str, Any]:
     """
     import numpy as np
 
-    missing = _not_finite(partition)[0]
     values = np.asarray(partition).ravel()
     if values.dtype.kind == "O":  # numbers with missing values, or texts
         values = np.array(values.tolist())
         values = values.astype(str) if values.dtype.kind == "O" else values
-    if not len(values):
-        return {
-            "ends": None,
-            "sorted": True,
-            "scattered": False,
-            "missing": 0,
-            "values": values,
-            "counts": np.zeros(0, dtype="i8"),
-        }
-    starts = np.flatnonzero(values[1:] != values[:-1]) + 1
-    edges = np.concatenate([[0], starts, [len(values)]])
-    heads, counts = values[edges[:-1]], np.diff(edges)
+    begins = np.ones(len(values), dtype=bool)
+    begins[1:] = values[1:] != values[:-1]
+    starts = np.flatnonzero(begins)
+    heads, counts = values[starts], np.diff(np.append(starts, len(values)))
     once, again = np.unique(heads, return_inverse=True)
     scattered = len(once) < len(heads)
     if scattered:
         heads, counts = once, np.bincount(again.reshape(-1), counts).astype("i8")
     return {
-        "ends": [_plain(values[0]), _plain(values[-1])],
-        "sorted": bool((values[1:] >= values[:-1]).all()),
+        "ends": [_plain(values[0]), _plain(values[-1])] if len(values) else None,
         "scattered": scattered,
-        "missing": missing,
+        "missing": _not_finite(partition)[0],
         "values": heads,
         "counts": counts,
     }

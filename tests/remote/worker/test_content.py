@@ -94,34 +94,33 @@ def test_moments(partition, moments):
 
 
 @pytest.mark.parametrize(
-    ("values", "ends", "ordered", "scattered"),
+    ("values", "ends", "scattered"),
     [
-        ([1, 1, 2], [1, 2], True, False),
-        ([2, 2, 1], [2, 1], False, False),
-        ([1, 2, 1], [1, 1], False, True),
-        ([], None, True, False),
-        ([5], [5, 5], True, False),
+        ([1, 1, 2], [1, 2], False),
+        ([2, 2, 1], [2, 1], False),
+        ([1, 2, 1], [1, 1], True),
+        ([], None, False),
+        ([5], [5, 5], False),
     ],
 )
-def test_groups(values, ends, ordered, scattered):
+def test_groups(values, ends, scattered):
     """The first and last group, and whether a group returns."""
     for partition in (np.array(values), pd.Series(values)):
         found = content.groups(partition)
-        order = {"ends": ends, "sorted": ordered, "scattered": scattered}
-        assert found == order | {"missing": 0}
+        assert found == {"ends": ends, "scattered": scattered, "missing": 0}
 
 
 @pytest.mark.parametrize(
-    ("values", "heads", "counts", "ordered", "scattered"),
+    ("values", "heads", "counts", "scattered"),
     [
-        ([1, 1, 2], [1, 2], [2, 1], True, False),
-        ([2, 10, 10], [2, 10], [1, 2], True, False),
-        ([1, 2, 1], [1, 2], [2, 1], False, True),
-        (["b", "a", "b"], ["a", "b"], [1, 2], False, True),
-        ([], [], [], True, False),
+        ([1, 1, 2], [1, 2], [2, 1], False),
+        ([2, 10, 10], [2, 10], [1, 2], False),
+        ([1, 2, 1], [1, 2], [2, 1], True),
+        (["b", "a", "b"], ["a", "b"], [1, 2], True),
+        ([], [], [], False),
     ],
 )
-def test_runs(values, heads, counts, ordered, scattered):
+def test_runs(values, heads, counts, scattered):
     """Each group with its rows; scattered groups once, in the order of groups."""
     objects = np.array(values, dtype=object)
     partitions = [np.array(values), pd.Series(values), objects, pd.Series(objects)]
@@ -135,7 +134,7 @@ def test_runs(values, heads, counts, ordered, scattered):
         found = content.runs(partition)
         assert found["values"].tolist() == heads
         assert found["counts"].tolist() == counts
-        assert (found["sorted"], found["scattered"]) == (ordered, scattered)
+        assert found["scattered"] == scattered
 
 
 @pytest.mark.parametrize(
