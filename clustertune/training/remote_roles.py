@@ -23,7 +23,7 @@ from concurrent import futures
 from contextlib import contextmanager, suppress
 from itertools import islice
 from time import monotonic, time
-from typing import Any
+from typing import Any, Protocol
 
 from distributed import Status, get_worker
 from distributed.comm.addressing import get_address_host, unparse_host_port
@@ -38,6 +38,17 @@ Settings = Mapping[str, Any]
 Rows = tuple[Any, ...]  # the same rows of each collection
 
 POLL_INTERVAL = 0.5  # seconds between two checks whether the task is still wanted
+
+
+class Connection(Protocol):
+    """Connects a role with its client (``clustertune.training.remote_roles``)."""
+
+    loop: asyncio.AbstractEventLoop
+    stopped: threading.Event
+    aborted: threading.Event
+
+    def send(self, kind: str, data: bytes) -> None:
+        """Send a score or a log line to the client."""
 
 
 class Context:
@@ -63,7 +74,7 @@ class Context:
         What this rank has saved in the earlier attempt; None if nothing.
     """
 
-    def __init__(self, worker: Any, connection: Endpoint, key: str, given: Settings):
+    def __init__(self, worker: Any, connection: Connection, key: str, given: Settings):
         self.role: str = given["role"]
         self.rank: int = given["rank"]
         self.size: int = given["size"]

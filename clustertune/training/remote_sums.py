@@ -166,6 +166,9 @@ def add(total: Any, more: Any, owned: bool = False, path: str = "") -> Any:
     They are numbers or arrays in dicts, lists, tuples and named tuples, or both None.
     Arrays in an ``owned`` total are changed in place. Errors name the ``path``.
     """
+    if owned and _same_numbers(total, more):
+        total += more
+        return total
     if isinstance(total, Mapping) or isinstance(more, Mapping):
         both = isinstance(total, Mapping) and isinstance(more, Mapping)
         _require(both and total.keys() == more.keys(), total, more, path)
@@ -234,6 +237,23 @@ def _refuse_other_shape(total: Any, more: Any, path: str) -> None:
 
 def _equal(labels: Any, others: Any) -> bool:
     return bool(labels.equals(others))
+
+
+def _same_numbers(total: Any, more: Any) -> bool:
+    """Return whether these are numeric arrays of one type and shape.
+
+    Most sums add such arrays. All other tests together take as long as adding some
+    10,000 numbers.
+    """
+    import numpy as np
+
+    return (
+        type(total) is np.ndarray
+        and type(more) is np.ndarray
+        and total.dtype == more.dtype
+        and total.dtype.kind in "iufc"
+        and total.shape == more.shape
+    )
 
 
 def _keeps_type(total: Any, more: Any) -> bool:
