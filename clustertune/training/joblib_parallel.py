@@ -40,7 +40,7 @@ from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
 from clustertune.remote.ending import within
-from clustertune.remote.scheduler import plugin
+from clustertune.remote.scheduler import bindings as copies
 from clustertune.training import remote_sums
 
 LOAD_TIMEOUT = 30.0  # seconds in which a worker loads NumPy and SciPy
@@ -346,17 +346,12 @@ def replicated(
     replicas = Replicas(client, workers, prefix, arrays, timeout)
     try:
         # before the first replica exists, because the memory manager may run any time
-        sync(client, _keep, client, prefix)
+        keep: dict[str, Any] = {"name": prefix, "owner": client.id, "prefix": prefix}
+        sync(client, ship.on_scheduler, client, copies.keep, **keep)
         replicas.send()
         yield replicas
     finally:
         replicas.release()
         if client.status == "running":
             # ^C must not skip it, as it does in sync
-            client.sync(ship.on_scheduler, client, plugin.stop_keeping, prefix=prefix)
-
-
-async def _keep(client: Client, prefix: str) -> None:
-    await monitor.install_plugin(client, await monitor.identify(client))
-    keep = plugin.keep_replicas
-    await ship.on_scheduler(client, keep, owner=client.id, prefix=prefix)
+            client.sync(ship.on_scheduler, client, copies.stop_keeping, name=prefix)

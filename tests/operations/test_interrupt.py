@@ -17,6 +17,7 @@ import clustertune
 from clustertune.actions.cluster.lease import Lease
 from clustertune.integrations.managers import Adapter
 from clustertune.monitor.connection import sync
+from clustertune.remote.scheduler import bindings
 from clustertune.training.joblib_parallel import replicated
 from tests.in_process import gen_cluster
 from tests.processes import soon, until
@@ -192,10 +193,10 @@ def test_the_end_of_replicas(monkeypatch: Any, client: Client) -> None:
     """^C does not skip the request to stop keeping them."""
     kept = replicated(client, list(client.nthreads()), "some", [], 30)
     kept.__enter__()
-    prepared = client.cluster.scheduler.plugins["clustertune"].prepared
-    assert prepared.prefixes
+    plugin = client.cluster.scheduler.plugins[bindings.NAME]
+    assert plugin.any()
     interrupted(monkeypatch, client, lambda: kept.__exit__(None, None, None))
-    until(lambda: not prepared.prefixes)
+    until(lambda: not plugin.any())
 
 
 @pytest.mark.parametrize("action", ["resize", "scale"])

@@ -121,16 +121,12 @@ WORK = [
 
 
 def state(client: Any) -> Any:
-    """Return tasks, policies of the memory manager, and plugins of the scheduler.
-
-    The plugin of clustertune stays there.
-    """
+    """Return tasks, policies of the memory manager, and plugins of the scheduler."""
 
     def read(dask_scheduler: Any) -> Any:
         policies = dask_scheduler.extensions["amm"].policies
         names = sorted(type(p).__name__ for p in policies)
-        plugins = sorted({*dask_scheduler.plugins} - {"clustertune"})
-        return list(dask_scheduler.tasks), names, plugins
+        return list(dask_scheduler.tasks), names, sorted(dask_scheduler.plugins)
 
     return client.run_on_scheduler(read)
 

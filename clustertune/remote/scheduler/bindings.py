@@ -7,9 +7,11 @@ ready, and if none runs at that moment, it does not look again. Runs on the sche
 
 Dask's policy ``ReduceReplicas`` drops all replicas of a key but one, or as many as
 tasks wait for it. It starts with the fullest workers. :class:`KeepReplicas` replaces it
-and passes its suggestions on, except for two kinds of replicas: each prepared key's
-replica on its prepared worker, and all replicas of keys with a prefix, until their
-client stops that or disconnects.
+and passes its suggestions on, except for two kinds of replicas:
+
+- all replicas of keys with a prefix (:func:`keep`), until the call ends or its client
+  disconnects;
+- each prepared key's replica on its prepared worker (:class:`PreparedKeys`).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from time import time
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -40,6 +42,7 @@ from distributed.active_memory_manager import (
     SuggestionGenerator,
 )
 from distributed.core import Status
+from distributed.diagnostics.plugin import SchedulerPlugin
 
 from clustertune.remote.keys import KeyMap, KeyRange, KeySet, drained, in_turns, unpack
 from clustertune.remote.scheduler.state import id_of, is_late, is_parking
@@ -362,13 +365,24 @@ def take_tasks_back(scheduler: Any, worker: Any, requested: set[Any]) -> None:
 
 # --- replicas -------------------------------------------------------------------------
 
+NAME = "clustertune-copies"
 KEEPING = (Status.running, Status.paused)  # workers with these keep prepared keys
+
+
+class ReplicaKeeper(Protocol):
+    """Decides which replicas are kept."""
+
+    def kept_on(self, task: Any) -> set[Any]:
+        """The workers whose replica of a task in memory is kept."""
+
+    def any(self) -> bool:
+        """Whether any replicas are kept."""
 
 
 class KeepReplicas(ReduceReplicas):
     """Pass on the suggestions of another policy, but drop no kept replicas."""
 
-    def __init__(self, policy: Any, keeper: PreparedKeys):
+    def __init__(self, policy: Any, keeper: ReplicaKeeper):
         self.policy = policy
         self.keeper = keeper
 
@@ -383,9 +397,10 @@ class KeepReplicas(ReduceReplicas):
             except StopIteration:
                 return
             answer = None
-            if suggestion.op == "drop" and (
-                kept_on := self.keeper.kept_on(suggestion.ts)
-            ):
+            kept_on = (
+                self.keeper.kept_on(suggestion.ts) if suggestion.op == "drop" else None
+            )
+            if kept_on:
                 others = (suggestion.candidates or suggestion.ts.who_has) - kept_on
                 if not others:
                     continue
@@ -399,35 +414,51 @@ class KeepReplicas(ReduceReplicas):
             self.manager.add_policy(self.policy)
 
 
+def begin(scheduler: Any, keeper: ReplicaKeeper) -> None:
+    """Replace each policy of the manager that drops replicas, once per keeper."""
+    manager = scheduler.extensions.get("amm")
+    for policy in [] if manager is None else list(manager.policies):
+        if isinstance(policy, ReduceReplicas) and not _replaces(policy, keeper):
+            manager.policies.discard(policy)
+            manager.add_policy(KeepReplicas(policy, keeper))
+
+
+def _replaces(policy: Any, keeper: ReplicaKeeper) -> bool:
+    while policy is not None:
+        if getattr(policy, "keeper", None) is keeper:
+            return True
+        policy = getattr(policy, "policy", None)
+    return False
+
+
+def end(scheduler: Any, keeper: ReplicaKeeper) -> None:
+    """Put back the policies that the keeper's policies have replaced."""
+    manager = scheduler.extensions.get("amm")
+    for policy in [] if manager is None else list(manager.policies):
+        if getattr(policy, "keeper", None) is keeper:
+            policy.end()
+
+
+# --- prepared keys --------------------------------------------------------------------
+
+
 class PreparedKeys:
     """The worker on which each prepared key stays while the scheduler knows the key.
 
     Entries have the worker's id, which survives a restart. An entry ends when the
-    scheduler forgets the task of its key. Keys with one of the ``prefixes`` stay on all
-    their workers.
+    scheduler forgets the task of its key.
     """
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
         #: by task: the id of its object, and of its worker
         self.workers: KeyMap[tuple[int, Any]] = KeyMap(WeakKeyDictionary)
-        self.prefixes: dict[str, str] = {}  # ids of their clients
 
     def begin(self) -> None:
-        """Replace each policy of the manager that drops replicas, once."""
-        manager = self.scheduler.extensions.get("amm")
-        for policy in [] if manager is None else list(manager.policies):
-            own = getattr(policy, "keeper", None) is self
-            if isinstance(policy, ReduceReplicas) and not own:
-                manager.policies.discard(policy)
-                manager.add_policy(KeepReplicas(policy, self))
+        begin(self.scheduler, self)
 
     def any(self) -> bool:
-        return bool(self.workers) or bool(self.prefixes)
-
-    def forget(self, client: str) -> None:
-        """Stop keeping the keys with the prefixes of a client that is gone."""
-        self.prefixes = {p: c for p, c in self.prefixes.items() if c != client}
+        return bool(self.workers)
 
     def put(self, key: Any, address: str) -> None:
         """Keep a key on the worker that holds it, or to which it will be moved."""
@@ -447,8 +478,6 @@ class PreparedKeys:
         While Dask's ``rebalance`` runs, all replicas are kept, because it drops
         replicas without a policy. So they are if that worker may be frozen.
         """
-        if self.prefixes and str(task.key).startswith(tuple(self.prefixes)):
-            return set(task.who_has)
         known = self.workers.get(task)
         if known is None:
             return set()
@@ -460,3 +489,58 @@ class PreparedKeys:
         }
         late = any(is_late(ws, self.scheduler) for ws in found)
         return set(task.who_has) if late else found
+
+
+# --- keys with a prefix ---------------------------------------------------------------
+
+
+async def keep(dask_scheduler: Any, name: str, owner: str, prefix: str) -> None:
+    """Keep replicas of keys with a prefix, also of later keys.
+
+    :func:`stop_keeping` or the end of the client ends this.
+    """
+    plugin = dask_scheduler.plugins.get(NAME)
+    if plugin is None:
+        plugin = KeptPrefixes(dask_scheduler)
+        dask_scheduler.add_plugin(plugin, name=NAME)
+        begin(dask_scheduler, plugin)
+    plugin.prefixes[name] = (owner, prefix)
+
+
+async def stop_keeping(dask_scheduler: Any, name: str) -> None:
+    """Stop keeping these replicas, and restore the manager's policy."""
+    plugin = dask_scheduler.plugins.get(NAME)
+    if plugin is not None:
+        plugin.stop_keeping([name])
+
+
+class KeptPrefixes(SchedulerPlugin):
+    """The prefixes that are kept for clients."""
+
+    name = NAME
+
+    def __init__(self, scheduler: Any):
+        self.scheduler = scheduler
+        self.prefixes: dict[str, tuple[str, str]] = {}  # by name: owner, prefix
+
+    def any(self) -> bool:
+        return bool(self.prefixes)
+
+    def kept_on(self, task: Any) -> set[Any]:
+        prefixes = tuple(prefix for _, prefix in self.prefixes.values())
+        return set(task.who_has) if str(task.key).startswith(prefixes) else set()
+
+    def stop_keeping(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.prefixes.pop(name, None)
+        if self.prefixes:
+            return
+        end(self.scheduler, self)
+        if self.scheduler.plugins.get(NAME) is self:
+            self.scheduler.remove_plugin(name=NAME)
+
+    def remove_client(self, scheduler: Any, client: str) -> None:
+        """Stop keeping the prefixes of a client that disconnects."""
+        self.stop_keeping(
+            [n for n, (owner, _) in self.prefixes.items() if owner == client]
+        )

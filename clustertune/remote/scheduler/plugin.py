@@ -43,7 +43,7 @@ from clustertune.remote.scheduler.state import is_parking, worker_id
 from clustertune.remote.scheduler.telemetry import Metrics, WorkerChanges, audit
 
 NAME = "clustertune"
-PROTOCOL = 31  # of requests and answers; clients of another protocol are refused
+PROTOCOL = 30  # of requests and answers; clients of another protocol are refused
 #: packed keys with their workers: bytes of an int64 array of indices into a list
 Placed = Sequence[tuple[Sequence[Any], bytes]]
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -74,22 +74,6 @@ async def install(
         plugin.version, plugin.preloaded = version, preloaded
         plugin.attach()
     return present(dask_scheduler) or {}
-
-
-async def keep_replicas(dask_scheduler: Any, owner: str, prefix: str) -> None:
-    """Keep all replicas of keys with a prefix, also of later keys.
-
-    :func:`stop_keeping` or the end of the client ends this.
-    """
-    prepared = dask_scheduler.plugins[NAME].prepared
-    prepared.prefixes[prefix] = owner
-    prepared.begin()
-
-
-async def stop_keeping(dask_scheduler: Any, prefix: str) -> None:
-    """Stop keeping these replicas."""
-    if NAME in dask_scheduler.plugins:
-        dask_scheduler.plugins[NAME].prepared.prefixes.pop(prefix, None)
 
 
 class ClustertunePlugin(SchedulerPlugin):
@@ -220,7 +204,6 @@ class ClustertunePlugin(SchedulerPlugin):
     def _forget_client(self, client: str, problem: str = "") -> None:
         self.lease.forget(client, problem)
         self.fits.forget(client)
-        self.prepared.forget(client)
 
     def _lease_ended(self) -> None:
         """Stop the jobs after the copies in flight, and unbind tasks."""

@@ -15,11 +15,7 @@ from distributed.utils_test import inc
 from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import bindings
 from clustertune.remote.scheduler.bindings import bound_to, follow
-from clustertune.remote.scheduler.plugin import (
-    ClustertunePlugin,
-    keep_replicas,
-    stop_keeping,
-)
+from clustertune.remote.scheduler.plugin import ClustertunePlugin
 from clustertune.remote.scheduler.state import PARKING_PREFIX
 from tests.in_process import gen_cluster
 from tests.processes import at_gate, soon
@@ -311,33 +307,30 @@ async def everywhere(c: Any, s: Any, key: str) -> Any:
 
 @gen_cluster(client=True, config=STILL)
 async def test_named_copies_are_kept(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Other replicas are deleted as before; two blocks do not end each other."""
-    ClustertunePlugin(s).attach()
+    """Other replicas are deleted as before; two policies do not end each other."""
     kept_on, other = [await everywhere(c, s, key) for key in ("kept", "other")]
     manager = s.extensions["amm"]
     before = set(manager.policies)
-    await ship.on_scheduler(c, keep_replicas, owner=c.id, prefix="ke")
-    await ship.on_scheduler(c, keep_replicas, owner=c.id, prefix="kep")
+    await ship.on_scheduler(c, bindings.keep, name="1", owner=c.id, prefix="ke")
+    await ship.on_scheduler(c, bindings.keep, name="2", owner=c.id, prefix="ke")
     for _ in range(2):
         manager.run_once()
         await soon(lambda: len(s.tasks["other"].who_has) == 1)
         assert len(s.tasks["kept"].who_has) == 2
-        await ship.on_scheduler(c, stop_keeping, prefix="ke")
-    await ship.on_scheduler(c, stop_keeping, prefix="kep")
-    manager.run_once()
+        await ship.on_scheduler(c, bindings.stop_keeping, name="1")
+    await ship.on_scheduler(c, bindings.stop_keeping, name="2")
     assert set(manager.policies) == before
+    assert bindings.NAME not in s.plugins
+    manager.run_once()
     await soon(lambda: len(s.tasks["kept"].who_has) == 1)
 
 
 @gen_cluster(client=True, config=STILL)
 async def test_it_ends_with_its_client(c: Any, s: Any, a: Any, b: Any) -> None:
-    plugin = ClustertunePlugin(s)
-    plugin.attach()
     async with Client(s.address, asynchronous=True) as other:
-        await ship.on_scheduler(c, keep_replicas, owner=other.id, prefix="ke")
-        assert plugin.prepared.any()
-    await soon(lambda: not plugin.prepared.any())
-    s.extensions["amm"].run_once()
+        await ship.on_scheduler(c, bindings.keep, name="1", owner=other.id, prefix="ke")
+        assert bindings.NAME in s.plugins
+    await soon(lambda: bindings.NAME not in s.plugins)
     assert {type(p) for p in s.extensions["amm"].policies} == {ReduceReplicas}
 
 
@@ -465,18 +458,16 @@ async def test_dask_rebalances_prepared_keys(
 async def test_kept_copies_of_prepared_keys(c: Any, s: Any, a: Any, b: Any) -> None:
     """A block that keeps all replicas and one that keeps placement coexist."""
     future = await everywhere(c, s, "kept")
-    plugin = ClustertunePlugin(s)
-    plugin.attach()
-    prepared = plugin.prepared
+    prepared = bindings.PreparedKeys(s)
     prepared.put("kept", a.address)
     prepared.begin()
-    await ship.on_scheduler(c, keep_replicas, owner=c.id, prefix="ke")
+    await ship.on_scheduler(c, bindings.keep, name="1", owner=c.id, prefix="ke")
     prepared.begin()
     manager = s.extensions["amm"]
     manager.run_once()
     await c.run(lambda: None)
     assert len(holders(s, "kept")) == 2
-    await ship.on_scheduler(c, stop_keeping, prefix="ke")
+    await ship.on_scheduler(c, bindings.stop_keeping, name="1")
     await one_left(s, "kept")
     assert holders(s, future.key) == {a.address}
     assert len(manager.policies) == 1
