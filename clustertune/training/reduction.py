@@ -165,7 +165,7 @@ async def _run(request: SumRequest) -> Any:
             raise
         size = None
         try:
-            sums = await _results(request.client, results, plan)
+            sums = await _results(request.client, results, plan, name)
             total = sums[0]
             if len(sums) > 1:
                 total = remote_sums.join_sums(request.reduction, numbers, sums)
@@ -267,18 +267,16 @@ async def _wait_for_items(client: Client, futures: Sequence[Future[Any]]) -> Non
         await graphs.wait_for_last(client, pending, WATCH_INTERVAL)
 
 
-async def _results(client: Client, results: list[Future[Any]], plan: Plan) -> list[Any]:
-    """Wait for the results; let tasks of lost workers run on other workers.
-
-    Dask moves a task that may run elsewhere only when it schedules it. A task that was
-    scheduled while no worker ran waits for its lost worker, until the plugin starts it.
-    """
+async def _results(
+    client: Client, results: list[Future[Any]], plan: Plan, name: str
+) -> list[Any]:
+    """Wait for the results; let tasks of lost workers run on other workers."""
     gathering: asyncio.Future[list[Any]] = asyncio.ensure_future(client.gather(results))
     try:
         while not (await asyncio.wait({gathering}, timeout=WATCH_INTERVAL))[0]:
-            identity = await monitor.identify(client)
-            if not plan.workers <= identity["workers"].keys():
-                await monitor.install_plugin(client, identity)
+            workers = (await monitor.identify(client))["workers"]
+            if not plan.workers <= workers.keys():
+                await ship.on_scheduler(client, remote_sums.free_stuck, name=name)
         return await gathering
     finally:
         gathering.cancel()

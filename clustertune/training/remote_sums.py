@@ -6,8 +6,8 @@ because a function may return its item or an array that Dask stores.
 
 BLAS pools and the CPU count of joblib belong to a process, so the first of its running
 fits sets them, and the last one restores them. LightGBM takes its threads from that
-count. OpenMP keeps its number of threads for each calling thread, so each fit sets it
-in its own thread.
+count. OpenMP keeps its number of
+threads for each calling thread, so each fit sets it in its own thread.
 
 This module travels by value. It may import Dask, NumPy and other travelling modules.
 """
@@ -25,6 +25,8 @@ from typing import Any
 
 from distributed import get_worker
 from distributed.protocol import pickle as dask_pickle
+
+from clustertune.remote.scheduler import bindings
 
 # --- sums -----------------------------------------------------------------------------
 
@@ -83,6 +85,25 @@ def join_sums(reduction: bytes, numbers: Sequence[int], sums: Sequence[Any]) -> 
     for number, value in zip(numbers, sums, strict=True):
         total.add([value], number)
     return total.value
+
+
+# --- on the scheduler -----------------------------------------------------------------
+
+
+async def free_stuck(dask_scheduler: Any, name: str) -> None:
+    """Let tasks of a sum run on any worker if their worker is gone.
+
+    Dask moves tasks with ``allow_other_workers`` only when it schedules them. A task
+    that was scheduled while no worker ran keeps waiting for its lost worker.
+    """
+    waiting = [
+        task
+        for task in dask_scheduler.unrunnable
+        if isinstance(task.key, tuple) and str(task.key[0]).endswith(name)
+    ]
+    for task in waiting:
+        bindings.unbind(task)
+    await bindings.start_waiting(dask_scheduler, waiting)
 
 
 # --- one result after the other -------------------------------------------------------

@@ -71,6 +71,7 @@ AVAILABLE = {
         "psutil",
     },
     "remote_sums": {
+        "clustertune.remote.scheduler.bindings",
         "joblib",
         "numpy",
         "threadpoolctl",
