@@ -117,8 +117,7 @@ def _at_threshold(
             f"{worst.measure}_bytes": worst.used,
             "limit_bytes": worst.worker.memory_limit,
         },
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
@@ -131,8 +130,7 @@ def _on_disk(workers: Sequence[WorkerSnapshot], view: View) -> Finding:
         "keys on disk; tasks that use these keys read them back into memory first",
         subject=ids,
         evidence={"spilled_bytes": spilled},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
 
 
@@ -199,8 +197,7 @@ def _no_limit(view: View, workers: Sequence[WorkerSnapshot]) -> Finding:
         message=f"{plural(len(workers), 'worker has', 'workers have')} no memory "
         "limit, so they neither spill nor pause before the host runs out of memory",
         subject=tuple(w.id for w in workers),
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
 
 
@@ -216,8 +213,7 @@ def _limits_exceed(
         f"only {bytes_text(memory)} together, so the kernel may kill one of them",
         subject=tuple(w.id for w in workers),
         evidence={"limits_bytes": limits, "memory_bytes": memory},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
 
 
@@ -267,8 +263,7 @@ def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Findi
         f"{bytes_text(limit)}, which a fit cannot use",
         subject=ids,
         evidence={"unmanaged_bytes": used, "limit_bytes": limit},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
@@ -379,8 +374,7 @@ def memory_growth(
         f"each of the last {worst.seen} runs. {_forecast(worst)}",
         subject=ids,
         evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
@@ -396,8 +390,7 @@ def _too_few_runs(runs: Sequence[Run]) -> Finding:
     return unknown(
         message=f"whether memory grows from run to run is unknown: {seen}, "
         f"{ENOUGH} are needed",
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
 
 

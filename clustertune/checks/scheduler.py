@@ -78,8 +78,7 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
         "gets these threads",
         subject=ids,
         evidence={"tasks": tasks, "seconds": seconds},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
@@ -159,8 +158,7 @@ def _stuck(
         f"{seconds_text(longest.seconds)}",
         subject=ids,
         evidence={"tasks": len(tasks), "seconds": longest.seconds},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
 
 

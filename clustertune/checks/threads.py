@@ -114,8 +114,7 @@ def _too_many_threads(hosts: Sequence[HostCpus], view: View) -> Iterator[Finding
                 "threads": worst.threads,
                 "cpus": worst.cpus,
             },
-            remedy=fix.python,
-            command=fix.command,
+            **fix._asdict(),
         )
 
 
@@ -152,8 +151,7 @@ def _idle_cpus(
             "busy",
             subject=_worker_ids(some),
             evidence={"hosts": len(some), "busy_cpus": busy, "cpus": usable},
-            remedy=fix.python,
-            command=fix.command,
+            **fix._asdict(),
         )
 
 
@@ -218,8 +216,7 @@ def _too_many_native(
         + (f"; {view.goal.workload.title} ignores these pools" * ignored),
         subject=tuple(w.id for w in workers),
         evidence={"threads": threads, "cpus": cpus.usable, "pool_threads": max(pools)},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
 
 
@@ -256,8 +253,7 @@ def _pool_below_worker(view: View) -> Iterator[Finding]:
             f"smaller than the worker ({pool} of {plural(worker.nthreads, 'thread')})",
             subject=tuple(w.id for w, _ in idle),
             evidence={"pool_threads": pool, "threads": worker.nthreads},
-            remedy=fix.python,
-            command=fix.command,
+            **fix._asdict(),
         )
 
 
@@ -322,8 +318,7 @@ def several_workers_per_host(view: View) -> Iterator[Finding]:
         f"{workload.title} can use all of them in one worker, with less memory",
         subject=tuple(named),
         evidence=evidence,
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
 
 
@@ -362,8 +357,7 @@ def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Fin
             f"{seconds_text(worst.loop_delay)}, so transfers and heartbeats wait",
             subject=ids,
             evidence={"seconds": worst.loop_delay, "executing": worst.executing},
-            remedy=fix.python,
-            command=fix.command,
+            **fix._asdict(),
         )
     survey = view.now.survey
     if survey is not None and survey.loop_delay > max_seconds:

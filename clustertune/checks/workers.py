@@ -133,8 +133,7 @@ def _paused(
         f"and no data is placed there; {effect}{_memory_text(worst, len(ids))}",
         subject=ids,
         evidence={"process_bytes": worst.process},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
         fixed_by="restart" if _restarts(view, workers) else "",
     )
 
@@ -234,8 +233,7 @@ def unfinished_restarts(view: View) -> Iterator[Finding]:
                 "restarting, or did not return from a restart",
                 subject=(worker.id,),
                 evidence={"bytes": worker.counted},
-                remedy=fix.python,
-                command=fix.command,
+                **fix._asdict(),
             )
 
 
@@ -366,8 +364,7 @@ def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Fi
             "worker ends each round of a fit",
             subject=ids,
             evidence={"workers": len(workers)},
-            remedy=fix.python,
-            command=fix.command,
+            **fix._asdict(),
         )
     if limits and min(limits) < (1 - tolerance) * max(limits):
         yield info(

@@ -403,7 +403,7 @@ def _text(change: Change, view: View) -> str:
         size = bytes_text(change.memory_limit)
         if _hosts_have(change.memory_limit, view):
             larger = remedies.on_workers("resize_workers", (), memory_limit=size)
-            parts.append(f"`{larger.python}`")
+            parts.append(f"`{larger.remedy}`")
         else:
             parts.append(f"start workers with --memory-limit {size.replace(' ', '')}")
     if arguments:
