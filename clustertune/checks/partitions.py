@@ -28,7 +28,7 @@ from clustertune.core.wording import (
 )
 from clustertune.planner import contents, remedies, suitability
 from clustertune.planner.chunking import wanted_partitions
-from clustertune.planner.layouts import largest_partition, layout_bytes
+from clustertune.planner.layouts import largest_partition, sum_bytes
 
 # --- rows that do not match -----------------------------------------------------------
 
@@ -270,7 +270,7 @@ def _too_many(
     threads = sum(w.nthreads for w in view.eligible_workers)
     limit = view.goal.workload.max_partitions_per_thread * threads
     n_partitions = max(m.n_partitions for m in layout.collections)
-    size = layout_bytes(layout)
+    size = sum_bytes(layout.collections)
     if isinstance(size, Unknown):
         severity, cutting, remedy = Severity.unknown, "", ""
         text = f"whether they are too small is unknown: {size.reason}"

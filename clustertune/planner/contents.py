@@ -9,6 +9,7 @@ other partitions are placed as usual.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -179,17 +180,10 @@ def finer(classes: Classes, rows: Int64s, n_workers: int, *, alone: bool) -> Int
 
 def whole_partitions_suffice(layout: Layout, classes: Classes, view: View) -> bool:
     """Return whether every worker can get each class without a cut."""
-    claim = layouts.weights(view)
-    home = layouts.home_workers(layout, len(claim))
-    nothing, unlimited = np.zeros_like(layout.rows), np.full(len(claim), np.inf)
-    found = pins(
-        home,
-        classes.counts > 0,
-        layout.rows,
-        claim,
-        nbytes=nothing,
-        budget=unlimited,
-    )
+    claim, rows = layouts.weights(view), layout.rows
+    home, present = layouts.home_workers(layout, len(claim)), classes.counts > 0
+    nothing, unlimited = np.zeros_like(rows), np.full(len(claim), np.inf)
+    found = pins(home, present, rows, claim, nbytes=nothing, budget=unlimited)
     return found is not None
 
 
@@ -227,21 +221,19 @@ def place_all(
         partition, worker, amount = (np.asarray(x) for x in held)
         free = ~fixed[partition]
         space = budget - np.bincount(pin[fixed], nbytes[fixed], n_workers)
-        spaces: list[Float64s | None] = [np.maximum(0.0, space), None]
-        for space_left in spaces:
-            try:
-                found = place(
-                    rows[rest],
-                    (number[partition[free]], worker[free], amount[free]),
-                    left if left.any() else claim,
-                    nbytes=nbytes[rest],
-                    budget=space_left,
-                    tolerance=tolerance,
-                )
-            except CapacityError:
-                continue
-            target[rest] = found.target
-            break
+        place_rest = partial(
+            place,
+            rows[rest],
+            (number[partition[free]], worker[free], amount[free]),
+            left if left.any() else claim,
+            nbytes=nbytes[rest],
+            tolerance=tolerance,
+        )
+        try:
+            found = place_rest(budget=np.maximum(0.0, space))
+        except CapacityError:
+            found = place_rest()
+        target[rest] = found.target
     return placed(rows, held, claim, nbytes=nbytes, target=target)
 
 

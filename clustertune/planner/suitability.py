@@ -49,7 +49,7 @@ def too_many(layout: Layout, view: View, small: int = SMALL) -> bool | Unknown:
     most = view.goal.workload.max_partitions_per_thread * threads
     if not threads or n_partitions <= most:
         return False
-    size = layouts.layout_bytes(layout)
+    size = layouts.sum_bytes(layout.collections)
     return size if isinstance(size, Unknown) else size / n_partitions < small
 
 
@@ -71,10 +71,8 @@ def attainable(layout: Layout, view: View) -> float:
     excess = float(rows.max() / smallest_share)
     if excess <= view.goal.tolerance:
         return 1.0 + excess
-    there = layouts.held_bytes_by_worker(layout, len(weights))
-    held = there._replace(nbytes=np.zeros_like(there.nbytes))
     no_bytes, tolerance = np.zeros_like(rows), view.goal.tolerance
-    return place(rows, held, weights, nbytes=no_bytes, tolerance=tolerance).imbalance
+    return place(rows, None, weights, nbytes=no_bytes, tolerance=tolerance).imbalance
 
 
 def n_training(view: View) -> int:
