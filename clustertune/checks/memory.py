@@ -9,7 +9,6 @@ from clustertune.core.model import (
     Details,
     Finding,
     Run,
-    Scalar,
     Severity,
     Thresholds,
     Unknown,
@@ -546,6 +545,10 @@ def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
     ids = tuple(need.worker.id for need in short)
     enough = forecast.workers_needed(view)
     only = "" if enough else "; more workers are not enough, as other memory fills them"
+    changed = {
+        f"{name}_bytes": forecast.fullest(view, change)
+        for name, change in forecast.options(view).items()
+    }
     return Finding(
         severity=Severity.critical
         if view.goal.raise_on_low_memory
@@ -556,21 +559,12 @@ def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
         f"{plural(len(view.eligible_workers), 'worker')} {verb(ids, 'has')} too little "
         f"memory and may spill, pause or be killed{only}",
         subject=ids,
-        evidence=_evidence(view, worst),
+        evidence={
+            "needed_bytes": round(worst.total),
+            "missing_bytes": round(worst.lacking),
+            **changed,
+            "needed_workers": enough if isinstance(enough, int) else None,
+            "needed_limit_bytes": round(forecast.larger_workers(view).memory_limit),
+        },
         remedy=f"Do one of these: {'; '.join(w.text for w in forecast.ways(view))}",
     )
-
-
-def _evidence(view: View, worst: Need) -> dict[str, Scalar]:
-    """The need as it is and after each change, and the limits that would be enough."""
-    enough = forecast.workers_needed(view)
-    return {
-        "needed_bytes": round(worst.total),
-        "missing_bytes": round(worst.lacking),
-        **{
-            f"{name}_bytes": forecast.fullest(view, change)
-            for name, change in forecast.options(view).items()
-        },
-        "needed_workers": enough if isinstance(enough, int) else None,
-        "needed_limit_bytes": round(forecast.larger_workers(view).memory_limit),
-    }

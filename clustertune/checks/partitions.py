@@ -275,7 +275,8 @@ def _too_many(
         severity, cutting, remedy = Severity.unknown, "", ""
         text = f"whether they are too small is unknown: {size.reason}"
     else:
-        wanted = training and _is_wanted(n_partitions, layout, view)
+        n_rows = int(layout.rows.sum()) if layout.aligned else -1  # unknown
+        wanted = training and n_partitions == wanted_partitions(view, n_rows)
         worse = training and n_partitions > critical_ratio * limit and not wanted
         severity = Severity.critical if worse else Severity.warning
         cutting = "" if wanted else view.goal.cutting_action
@@ -303,17 +304,6 @@ def _join(view: View, *, wanted: bool) -> str:
     return remedies.run(
         remedies.prepare(view, rechunk=threads),
         " if another model is acceptable: it depends on this number",
-    )
-
-
-def _is_wanted(n_partitions: int, layout: Layout, view: View) -> bool:
-    """Whether the user set this number, or the model of the fit before used it."""
-    if not isinstance(view.goal.rechunk, bool):
-        return n_partitions == view.goal.rechunk
-    n_rows = int(layout.rows.sum()) if layout.aligned else None
-    return view.goal.workload.keeps_partitions and view.goal.previous_shape == (
-        n_rows,
-        n_partitions,
     )
 
 
