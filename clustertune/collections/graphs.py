@@ -319,8 +319,8 @@ def submit(client: Client, graph: Graph) -> dict[Key, Any]:
     # Dask would hash every task of a plain dict
     layers = HighLevelGraph({"clustertune": graph.tasks}, {"clustertune": set()})
     with ExitStack() as around:
-        # Dask's warning about large graphs is meant for users' graphs. All threads share
-        # the configuration, and two that change it at once could restore a wrong value.
+        # Dask's warning about large graphs is meant for users' graphs. All threads
+        # share the setting, and two that change it at once could restore a wrong value.
         around.enter_context(_threshold)
         around.enter_context(dask.config.set({THRESHOLD: "1 TB"}))
         if graph.where:
