@@ -19,6 +19,7 @@ from clustertune.core.model import Bools, CollectionInfo, Float64s, Int64s, Layo
 from clustertune.core.wording import variable
 from clustertune.errors import CapacityError
 from clustertune.planner import layouts
+from clustertune.planner.layouts import HeldBytes
 from clustertune.planner.placement import Held, Placement, place, placed
 
 # --- groups ---------------------------------------------------------------------------
@@ -217,14 +218,11 @@ def place_all(
     share = rows.sum() * claim / claim.sum()
     left = np.maximum(0.0, share - np.bincount(pin[fixed], rows[fixed], n_workers))
     if len(rest):
-        number = np.cumsum(~fixed) - 1
-        partition, worker, amount = (np.asarray(x) for x in held)
-        free = ~fixed[partition]
         space = budget - np.bincount(pin[fixed], nbytes[fixed], n_workers)
         place_rest = partial(
             place,
             rows[rest],
-            (number[partition[free]], worker[free], amount[free]),
+            layouts.of_partitions(HeldBytes(*map(np.asarray, held)), ~fixed),
             left if left.any() else claim,
             nbytes=nbytes[rest],
             tolerance=tolerance,

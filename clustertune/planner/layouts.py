@@ -103,6 +103,12 @@ def added(held: Iterable[HeldBytes], n_workers: int) -> HeldBytes:
     return HeldBytes(code // n_workers, code % n_workers, nbytes)
 
 
+def of_partitions(held: HeldBytes, some: Bools) -> HeldBytes:
+    """Return what is held of some partitions, with numbers from 0."""
+    number, its = np.cumsum(some) - 1, some[held.partition]
+    return HeldBytes(number[held.partition[its]], held.worker[its], held.nbytes[its])
+
+
 def replicated(layout: Layout) -> Bools:
     """Return for every partition whether several workers hold one of its keys."""
     n_partitions = layout.collections[0].n_partitions

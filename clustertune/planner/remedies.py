@@ -46,14 +46,7 @@ class Fix(NamedTuple):
 def prepare(view: View, model: str | None = None, **arguments: Literal) -> str:
     """Return a call of ``prepare`` for the given data.
 
-    Parameters
-    ----------
-    view
-        The data, the workers and the estimator of the call.
-    model
-        Name of the variable of an estimator. By default the estimator of the call.
-    **arguments
-        Further arguments.
+    ``model`` is the variable of an estimator; by default that of the call is named.
     """
     variables = {"eval_set": "eval_set"} if len(view.layouts) > 1 else {}
     own: dict[str, Literal] = {}
