@@ -344,14 +344,9 @@ async def read(
     ``futures`` of loaded data, ``looks`` and ``homes`` are by label. One task reads all
     partitions with the same home; without homes, each has its own task. Code may be
     sent to ``approved`` workers. ``failures`` gets, for each label that cannot be read,
-    the problem of each partition; None: any error is raised.
-
-    Raises
-    ------
-    IncompleteError
-        A partition cannot be loaded or read.
-    NoWorkersError
-        No worker may receive code.
+    the problem of each partition; None: any error is raised. Raises ``IncompleteError``
+    if a partition cannot be loaded or read, ``NoWorkersError`` if no worker may get
+    code.
     """
     if not looks:
         return {}

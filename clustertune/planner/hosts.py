@@ -44,13 +44,8 @@ def place_on_hosts(
 ) -> Placement:
     """Choose a worker for every partition, and move the fewest bytes between hosts.
 
-    ``hosts`` has the number of each worker's host. The other parameters are those of
-    :func:`~clustertune.planner.placement.place`.
-
-    Raises
-    ------
-    CapacityError
-        The partitions do not fit the budgets, or no fitting placement was found.
+    ``hosts`` has the number of each worker's host. The other parameters and the errors
+    are those of :func:`~clustertune.planner.placement.place`.
     """
     trains = weights > 0
     each = np.bincount(hosts[trains])

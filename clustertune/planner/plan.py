@@ -150,11 +150,8 @@ def make_plan(
 
     The plan keeps the refused steps of the phases before it, with the reasons.
     ``actions`` are by name. Each phase that is due calls ``propose`` of its action.
-
-    Raises
-    ------
-    CapacityError, NoWorkersError
-        The data of a phase does not fit the workers' memory, or no worker runs.
+    Raises ``CapacityError`` if the data of a phase does not fit the workers' memory,
+    ``NoWorkersError`` if no worker runs.
     """
     refused: list[Refusal] = []
     last = ""
