@@ -378,12 +378,12 @@ def collection(
         # COO matrices were converted to CSR, for example
         meta = meta if meta.format in SLICEABLE else meta.tocsr()
     if isinstance(like, da.Array):
-        named = _numbered(partitions)
-        first: Any = next(iter(named))
+        first: Any = keys[0]
         columns = like.chunks[1:]
         if joined:
             columns = tuple((sum(sizes),) for sizes in columns)
-        return da.Array(named, first[0], (tuple(rows), *columns), meta=meta)
+        chunks = (tuple(rows), *columns)
+        return da.Array(dict(partitions), first[0], chunks, meta=meta)
     unknown = (None,) * (len(keys) + 1)
     return from_graph(dict(partitions), meta, divisions or unknown, keys, "prepared")
 
@@ -394,16 +394,6 @@ def of_futures(x: Any, futures: Sequence[Any]) -> Any:
         named = dict(zip(flatten(x.__dask_keys__()), futures, strict=True))
         return da.Array(named, x.name, x.chunks, meta=x._meta)  # noqa: SLF001
     return collection(x, {f.key: f for f in futures}, (), divisions=x.divisions)
-
-
-def _numbered(partitions: Mapping[Key, Any]) -> dict[Key, Any]:
-    """Number the keys of an array from 0, as Dask needs it."""
-    items: Any = partitions.items()
-    old, start, *_ = next(iter(partitions))
-    if start == 0:
-        return dict(partitions)
-    name = f"{old}-from-{start}"
-    return {(name, i - start, *rest): future for (_, i, *rest), future in items}
 
 
 def with_rows(x: Any, rows: Int64s | None) -> Any:
