@@ -223,19 +223,15 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
         text += f"{int(layout.rows.max()):,} rows, so one of "
         text += f"{plural(n_workers, 'worker')} has at least {times_text(best)} its "
         text += "share of rows, and the others wait for it"
+    groups = " Groups are not cut." if contents.has_groups(layout) else ""
     yield Finding(
         severity=severity,
         message=f"the {layout.label} has {text}",
         subject=layout.labels,
         evidence=evidence,
-        remedy=_more_partitions(layout, view),
+        remedy=f"{remedies.cut(view)}{groups}",
         fixed_by=view.goal.cutting_action,
     )
-
-
-def _more_partitions(layout: Layout, view: View) -> str:
-    remedy = remedies.cut(view)
-    return f"{remedy} Groups are not cut." if contents.has_groups(layout) else remedy
 
 
 def too_many_partitions(

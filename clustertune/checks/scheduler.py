@@ -64,8 +64,13 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
         lasting = frozenset(id for id in reported if reported[id] >= min_seconds)
         seconds = max(reported.values())
     elif len(view.snapshots) == 1:
-        what = f"{workers_text(now)} {verb(now, 'runs')} tasks for which no client "
-        yield _one_reading(f"{what}waits", now, view)
+        yield unknown(
+            message=f"{workers_text(now)} {verb(now, 'runs')} tasks for which no "
+            "client waits; one reading cannot show for how long",
+            subject=now,
+            remedy=f"Run `clustertune watch {printable(view.now.scheduler)}` in a "
+            "shell.",
+        )
         return
     if seconds < min_seconds:
         return
@@ -159,14 +164,6 @@ def _stuck(
         subject=ids,
         evidence={"tasks": len(tasks), "seconds": longest.seconds},
         **fix._asdict(),
-    )
-
-
-def _one_reading(what: str, subject: Ids, view: View) -> Finding:
-    return unknown(
-        message=f"{what}; one reading cannot show for how long",
-        subject=subject,
-        remedy=f"Run `clustertune watch {printable(view.now.scheduler)}` in a shell.",
     )
 
 

@@ -197,7 +197,8 @@ def _too_many_native(
 ) -> Iterator[Finding]:
     """Report a host on which tasks times pools exceed the CPUs."""
     cpus = host_cpus(tuple(workers))
-    tasks = [_tasks(w, view) for w in workers]
+    one_task = view.goal.workload.threads == "pools"
+    tasks = [1 if one_task else w.nthreads for w in workers]
     threads = sum(n * size for n, size in zip(tasks, pools, strict=True))
     # thread_count reports too many threads with pools of 1
     few = isinstance(cpus, Unknown) or threads <= most * cpus.usable
@@ -218,11 +219,6 @@ def _too_many_native(
         evidence={"threads": threads, "cpus": cpus.usable, "pool_threads": max(pools)},
         **fix._asdict(),
     )
-
-
-def _tasks(worker: WorkerSnapshot, view: View) -> int:
-    """How many tasks use the worker's pools at once."""
-    return 1 if view.goal.workload.threads == "pools" else worker.nthreads
 
 
 def _pools_of(view: View, workers: Sequence[WorkerSnapshot], size: int) -> Fix:

@@ -145,11 +145,6 @@ def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[str, ...]]:
     return {text: tuple(names) for text, names in found.items()}
 
 
-def without_rows(x: da.Array) -> bool:
-    """Return whether the rows of an array's partitions are unknown."""
-    return any(math.isnan(n) for n in x.chunks[0])
-
-
 def origin(collection: Any) -> tuple[bool, int]:
     """Return whether a lazy collection depends on futures, and its embedded bytes."""
     graph = dict(collection.__dask_graph__())

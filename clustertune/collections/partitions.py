@@ -45,13 +45,7 @@ from dask.dataframe.dask_expr.io.parquet import (
 )
 from fsspec.core import OpenFile
 
-from clustertune.collections.graphs import (
-    Graph,
-    Partitions,
-    collection,
-    optimized,
-    without_rows,
-)
+from clustertune.collections.graphs import Graph, Partitions, collection, optimized
 from clustertune.core.model import COPIED, PARTS, Cut, Int64s, Key, Rechunk
 
 logger = logging.getLogger("clustertune")
@@ -82,7 +76,8 @@ def lengths(x: Any, *, asynchronous: bool) -> Int64s | None:
     reads remote footers.
     """
     if isinstance(x, da.Array):
-        return None if without_rows(x) else np.array(x.chunks[0], dtype=np.int64)
+        known = not any(map(math.isnan, x.chunks[0]))
+        return np.array(x.chunks[0], dtype=np.int64) if known else None
     nodes = list(x.expr.walk())
     if any(map(_selects, nodes)) or (asynchronous and any(map(_reads_by_tasks, nodes))):
         return None
