@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from clustertune.core.model import (
@@ -181,8 +181,19 @@ def memory_settings(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]
     for host, workers in by_host(there).items():
         memory = host_memory(workers)
         limits = sum(w.memory_limit for w in workers)
-        if not isinstance(memory, Unknown) and limits > (1 + tolerance) * memory:
-            yield _limits_exceed(view, host, workers, memory)
+        if isinstance(memory, Unknown) or limits <= (1 + tolerance) * memory:
+            continue
+        share = memory / len(workers)
+        larger = [w for w in workers if w.memory_limit > share]
+        fix = remedies.resize(view, larger, memory_limit=share)
+        yield warning(
+            message=f"limits of {plural(len(workers), 'worker')} on host "
+            f"{names_text([host])} add up to {bytes_text(limits)}, but they can use "
+            f"only {bytes_text(memory)} together, so the kernel may kill one of them",
+            subject=tuple(w.id for w in workers),
+            evidence={"limits_bytes": limits, "memory_bytes": memory},
+            **fix._asdict(),
+        )
 
 
 def _no_limit(view: View, workers: Sequence[WorkerSnapshot]) -> Finding:
@@ -196,22 +207,6 @@ def _no_limit(view: View, workers: Sequence[WorkerSnapshot]) -> Finding:
         message=f"{plural(len(workers), 'worker has', 'workers have')} no memory "
         "limit, so they neither spill nor pause before the host runs out of memory",
         subject=tuple(w.id for w in workers),
-        **fix._asdict(),
-    )
-
-
-def _limits_exceed(
-    view: View, host: str, workers: Sequence[WorkerSnapshot], memory: int
-) -> Finding:
-    limits, share = sum(w.memory_limit for w in workers), memory / len(workers)
-    larger = [w for w in workers if w.memory_limit > share]
-    fix = remedies.resize(view, larger, memory_limit=share)
-    return warning(
-        message=f"limits of {plural(len(workers), 'worker')} on host "
-        f"{names_text([host])} add up to {bytes_text(limits)}, but they can use "
-        f"only {bytes_text(memory)} together, so the kernel may kill one of them",
-        subject=tuple(w.id for w in workers),
-        evidence={"limits_bytes": limits, "memory_bytes": memory},
         **fix._asdict(),
     )
 
@@ -440,7 +435,12 @@ def spill_space(view: View, *, min_free_fraction: float = 0.1) -> Iterator[Findi
             message = f"{workers_text([w.id for w in workers])} would spill to a file "
             message += f"system {where} ({printable(kind)}), {harm}"
             yield _spills_to(workers, message, {"file_system": kind})
-    for workers, free in _disks(spilling):
+    # workers of one host share a disk of the same kind and size
+    disks: dict[tuple[str, str, int], list[tuple[WorkerSnapshot, Details]]] = {}
+    for w, d in spilling:
+        disks.setdefault((w.host, d.disk, d.disk_total), []).append((w, d))
+    for group in disks.values():
+        workers, free = [w for w, _ in group], group[0][1].disk_free
         limits = sum(w.memory_limit for w in workers)
         if free < min_free_fraction * limits:
             message = (
@@ -475,18 +475,6 @@ def _may_spill(worker: WorkerSnapshot) -> bool:
     thresholds = worker.thresholds
     on = [getattr(thresholds, name, None) for name in ("target", "spill")]
     return bool(worker.memory_limit) and any(on)
-
-
-def _disks(
-    spilling: Iterable[tuple[WorkerSnapshot, Details]],
-) -> Iterator[tuple[list[WorkerSnapshot], int]]:
-    """Workers that share a disk (same host, kind and size), and its free bytes."""
-    disks: dict[tuple[str, str, int], list[tuple[WorkerSnapshot, Details]]] = {}
-    for worker, details in spilling:
-        disk = worker.host, details.disk, details.disk_total
-        disks.setdefault(disk, []).append((worker, details))
-    for group in disks.values():
-        yield [w for w, _ in group], group[0][1].disk_free
 
 
 # --- the coming fit -------------------------------------------------------------------
