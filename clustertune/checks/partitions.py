@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 
 import numpy as np
 
@@ -65,9 +66,9 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
     if rows is None or others is None or np.array_equal(rows, others):
         return
     total, total_b = int(rows.sum()), int(others.sum())
-    cut, cut_b = rows.tolist(), others.tolist()
-    longest = max(len(cut), len(cut_b))
-    partition = next(i for i in range(longest) if cut[i : i + 1] != cut_b[i : i + 1])
+    pairs = enumerate(zip_longest(rows.tolist(), others.tolist()))
+    partition, counts = next((i, (n, m)) for i, (n, m) in pairs if n != m)
+    first = ["none" if n is None else f"{n:,} rows" for n in counts]
     same = total == total_b
     if same:
         text = f"{a.label} and {b.label} have {total:,} rows each, but are cut at "
@@ -75,9 +76,6 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
     else:
         text = f"{a.label} has {plural(total, 'row')}, {b.label} has {total_b:,}, so "
         text += "their rows cannot be paired"
-    first = [
-        f"{c[partition]:,} rows" if partition < len(c) else "none" for c in (cut, cut_b)
-    ]
     yield critical(
         message=f"{text}; the first partition that differs is number {partition}: "
         f"{first[0]} in {a.label}, {first[1]} in {b.label}",
@@ -87,8 +85,8 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
             "rows": total,
             "other_rows": total_b,
             "same_total": same,
-            "partitions": len(cut),
-            "other_partitions": len(cut_b),
+            "partitions": len(rows),
+            "other_partitions": len(others),
         },
         remedy=remedies.cut(
             view, f", which gives {b.label} the partitions of {a.label}"
