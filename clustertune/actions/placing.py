@@ -142,7 +142,7 @@ def _anchor(
     for collection in layout.collections:
         rows = collection.rows
         if collection.loaded and rows is not None and collection.column_blocks == 1:
-            home = layouts.homes(layouts.held_of(collection), len(rows))
+            home, _ = layouts.largest(layouts.held_of(collection), len(rows))
             if (home >= 0).all():
                 may = layouts.weights(view) > 0
                 if not may[home].all():  # these partitions will be moved
@@ -153,7 +153,7 @@ def _anchor(
 
 
 def _chosen_homes(layout: Layout, rows: Int64s, view: View, free: Float64s) -> Int64s:
-    size = layouts.layout_bytes(layout)
+    size = layouts.sum_bytes(layout.collections)
     total = 0 if isinstance(size, Unknown) else size
     nbytes = (rows * (total / int(rows.sum()))).astype(np.int64)
     for budget in (free, None):

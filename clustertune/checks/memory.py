@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from clustertune.core.model import (
     Details,
     Finding,
     Run,
-    Scalar,
     Severity,
     Thresholds,
     Unknown,
@@ -117,8 +116,7 @@ def _at_threshold(
             f"{worst.measure}_bytes": worst.used,
             "limit_bytes": worst.worker.memory_limit,
         },
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
@@ -131,8 +129,7 @@ def _on_disk(workers: Sequence[WorkerSnapshot], view: View) -> Finding:
         "keys on disk; tasks that use these keys read them back into memory first",
         subject=ids,
         evidence={"spilled_bytes": spilled},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
 
 
@@ -184,8 +181,19 @@ def memory_settings(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]
     for host, workers in by_host(there).items():
         memory = host_memory(workers)
         limits = sum(w.memory_limit for w in workers)
-        if not isinstance(memory, Unknown) and limits > (1 + tolerance) * memory:
-            yield _limits_exceed(view, host, workers, memory)
+        if isinstance(memory, Unknown) or limits <= (1 + tolerance) * memory:
+            continue
+        share = memory / len(workers)
+        larger = [w for w in workers if w.memory_limit > share]
+        fix = remedies.resize(view, larger, memory_limit=share)
+        yield warning(
+            message=f"limits of {plural(len(workers), 'worker')} on host "
+            f"{names_text([host])} add up to {bytes_text(limits)}, but they can use "
+            f"only {bytes_text(memory)} together, so the kernel may kill one of them",
+            subject=tuple(w.id for w in workers),
+            evidence={"limits_bytes": limits, "memory_bytes": memory},
+            **fix._asdict(),
+        )
 
 
 def _no_limit(view: View, workers: Sequence[WorkerSnapshot]) -> Finding:
@@ -199,25 +207,7 @@ def _no_limit(view: View, workers: Sequence[WorkerSnapshot]) -> Finding:
         message=f"{plural(len(workers), 'worker has', 'workers have')} no memory "
         "limit, so they neither spill nor pause before the host runs out of memory",
         subject=tuple(w.id for w in workers),
-        remedy=fix.python,
-        command=fix.command,
-    )
-
-
-def _limits_exceed(
-    view: View, host: str, workers: Sequence[WorkerSnapshot], memory: int
-) -> Finding:
-    limits, share = sum(w.memory_limit for w in workers), memory / len(workers)
-    larger = [w for w in workers if w.memory_limit > share]
-    fix = remedies.resize(view, larger, memory_limit=share)
-    return warning(
-        message=f"limits of {plural(len(workers), 'worker')} on host "
-        f"{names_text([host])} add up to {bytes_text(limits)}, but they can use "
-        f"only {bytes_text(memory)} together, so the kernel may kill one of them",
-        subject=tuple(w.id for w in workers),
-        evidence={"limits_bytes": limits, "memory_bytes": memory},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
 
 
@@ -267,8 +257,7 @@ def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Findi
         f"{bytes_text(limit)}, which a fit cannot use",
         subject=ids,
         evidence={"unmanaged_bytes": used, "limit_bytes": limit},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
@@ -379,8 +368,7 @@ def memory_growth(
         f"each of the last {worst.seen} runs. {_forecast(worst)}",
         subject=ids,
         evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
@@ -396,8 +384,7 @@ def _too_few_runs(runs: Sequence[Run]) -> Finding:
     return unknown(
         message=f"whether memory grows from run to run is unknown: {seen}, "
         f"{ENOUGH} are needed",
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
 
 
@@ -448,7 +435,12 @@ def spill_space(view: View, *, min_free_fraction: float = 0.1) -> Iterator[Findi
             message = f"{workers_text([w.id for w in workers])} would spill to a file "
             message += f"system {where} ({printable(kind)}), {harm}"
             yield _spills_to(workers, message, {"file_system": kind})
-    for workers, free in _disks(spilling):
+    # workers of one host share a disk of the same kind and size
+    disks: dict[tuple[str, str, int], list[tuple[WorkerSnapshot, Details]]] = {}
+    for w, d in spilling:
+        disks.setdefault((w.host, d.disk, d.disk_total), []).append((w, d))
+    for group in disks.values():
+        workers, free = [w for w, _ in group], group[0][1].disk_free
         limits = sum(w.memory_limit for w in workers)
         if free < min_free_fraction * limits:
             message = (
@@ -483,18 +475,6 @@ def _may_spill(worker: WorkerSnapshot) -> bool:
     thresholds = worker.thresholds
     on = [getattr(thresholds, name, None) for name in ("target", "spill")]
     return bool(worker.memory_limit) and any(on)
-
-
-def _disks(
-    spilling: Iterable[tuple[WorkerSnapshot, Details]],
-) -> Iterator[tuple[list[WorkerSnapshot], int]]:
-    """Workers that share a disk (same host, kind and size), and its free bytes."""
-    disks: dict[tuple[str, str, int], list[tuple[WorkerSnapshot, Details]]] = {}
-    for worker, details in spilling:
-        disk = worker.host, details.disk, details.disk_total
-        disks.setdefault(disk, []).append((worker, details))
-    for group in disks.values():
-        yield [w for w, _ in group], group[0][1].disk_free
 
 
 # --- the coming fit -------------------------------------------------------------------
@@ -553,6 +533,10 @@ def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
     ids = tuple(need.worker.id for need in short)
     enough = forecast.workers_needed(view)
     only = "" if enough else "; more workers are not enough, as other memory fills them"
+    changed = {
+        f"{name}_bytes": forecast.fullest(view, change)
+        for name, change in forecast.options(view).items()
+    }
     return Finding(
         severity=Severity.critical
         if view.goal.raise_on_low_memory
@@ -563,21 +547,12 @@ def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
         f"{plural(len(view.eligible_workers), 'worker')} {verb(ids, 'has')} too little "
         f"memory and may spill, pause or be killed{only}",
         subject=ids,
-        evidence=_evidence(view, worst),
+        evidence={
+            "needed_bytes": round(worst.total),
+            "missing_bytes": round(worst.lacking),
+            **changed,
+            "needed_workers": enough if isinstance(enough, int) else None,
+            "needed_limit_bytes": round(forecast.larger_workers(view).memory_limit),
+        },
         remedy=f"Do one of these: {'; '.join(w.text for w in forecast.ways(view))}",
     )
-
-
-def _evidence(view: View, worst: Need) -> dict[str, Scalar]:
-    """The need as it is and after each change, and the limits that would be enough."""
-    enough = forecast.workers_needed(view)
-    return {
-        "needed_bytes": round(worst.total),
-        "missing_bytes": round(worst.lacking),
-        **{
-            f"{name}_bytes": forecast.fullest(view, change)
-            for name, change in forecast.options(view).items()
-        },
-        "needed_workers": enough if isinstance(enough, int) else None,
-        "needed_limit_bytes": round(forecast.larger_workers(view).memory_limit),
-    }

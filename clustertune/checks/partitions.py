@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from clustertune.core.wording import (
 )
 from clustertune.planner import contents, remedies, suitability
 from clustertune.planner.chunking import wanted_partitions
-from clustertune.planner.layouts import largest_partition, layout_bytes
+from clustertune.planner.layouts import largest_partition, sum_bytes
 
 # --- rows that do not match -----------------------------------------------------------
 
@@ -65,9 +66,9 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
     if rows is None or others is None or np.array_equal(rows, others):
         return
     total, total_b = int(rows.sum()), int(others.sum())
-    cut, cut_b = rows.tolist(), others.tolist()
-    longest = max(len(cut), len(cut_b))
-    partition = next(i for i in range(longest) if cut[i : i + 1] != cut_b[i : i + 1])
+    pairs = enumerate(zip_longest(rows.tolist(), others.tolist()))
+    partition, counts = next((i, (n, m)) for i, (n, m) in pairs if n != m)
+    first = ["none" if n is None else f"{n:,} rows" for n in counts]
     same = total == total_b
     if same:
         text = f"{a.label} and {b.label} have {total:,} rows each, but are cut at "
@@ -75,9 +76,6 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
     else:
         text = f"{a.label} has {plural(total, 'row')}, {b.label} has {total_b:,}, so "
         text += "their rows cannot be paired"
-    first = [
-        f"{c[partition]:,} rows" if partition < len(c) else "none" for c in (cut, cut_b)
-    ]
     yield critical(
         message=f"{text}; the first partition that differs is number {partition}: "
         f"{first[0]} in {a.label}, {first[1]} in {b.label}",
@@ -87,8 +85,8 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
             "rows": total,
             "other_rows": total_b,
             "same_total": same,
-            "partitions": len(cut),
-            "other_partitions": len(cut_b),
+            "partitions": len(rows),
+            "other_partitions": len(others),
         },
         remedy=remedies.cut(
             view, f", which gives {b.label} the partitions of {a.label}"
@@ -223,19 +221,15 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
         text += f"{int(layout.rows.max()):,} rows, so one of "
         text += f"{plural(n_workers, 'worker')} has at least {times_text(best)} its "
         text += "share of rows, and the others wait for it"
+    groups = " Groups are not cut." if contents.has_groups(layout) else ""
     yield Finding(
         severity=severity,
         message=f"the {layout.label} has {text}",
         subject=layout.labels,
         evidence=evidence,
-        remedy=_more_partitions(layout, view),
+        remedy=f"{remedies.cut(view)}{groups}",
         fixed_by=view.goal.cutting_action,
     )
-
-
-def _more_partitions(layout: Layout, view: View) -> str:
-    remedy = remedies.cut(view)
-    return f"{remedy} Groups are not cut." if contents.has_groups(layout) else remedy
 
 
 def too_many_partitions(
@@ -270,12 +264,13 @@ def _too_many(
     threads = sum(w.nthreads for w in view.eligible_workers)
     limit = view.goal.workload.max_partitions_per_thread * threads
     n_partitions = max(m.n_partitions for m in layout.collections)
-    size = layout_bytes(layout)
+    size = sum_bytes(layout.collections)
     if isinstance(size, Unknown):
         severity, cutting, remedy = Severity.unknown, "", ""
         text = f"whether they are too small is unknown: {size.reason}"
     else:
-        wanted = training and _is_wanted(n_partitions, layout, view)
+        n_rows = int(layout.rows.sum()) if layout.aligned else -1  # unknown
+        wanted = training and n_partitions == wanted_partitions(view, n_rows)
         worse = training and n_partitions > critical_ratio * limit and not wanted
         severity = Severity.critical if worse else Severity.warning
         cutting = "" if wanted else view.goal.cutting_action
@@ -303,17 +298,6 @@ def _join(view: View, *, wanted: bool) -> str:
     return remedies.run(
         remedies.prepare(view, rechunk=threads),
         " if another model is acceptable: it depends on this number",
-    )
-
-
-def _is_wanted(n_partitions: int, layout: Layout, view: View) -> bool:
-    """Whether the user set this number, or the model of the fit before used it."""
-    if not isinstance(view.goal.rechunk, bool):
-        return n_partitions == view.goal.rechunk
-    n_rows = int(layout.rows.sum()) if layout.aligned else None
-    return view.goal.workload.keeps_partitions and view.goal.previous_shape == (
-        n_rows,
-        n_partitions,
     )
 
 

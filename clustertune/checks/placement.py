@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
-from clustertune.core.model import (
-    Finding,
-    Int64s,
-    Layout,
-    Severity,
-    View,
-    info,
-    warning,
-)
+from clustertune.core.model import Finding, Layout, Severity, View, info, warning
 from clustertune.core.wording import (
     are,
     bytes_text,
@@ -29,12 +19,11 @@ from clustertune.planner import remedies
 from clustertune.planner.layouts import (
     are_in_place,
     held_bytes_by_worker,
-    home_workers,
+    largest,
     partition_bytes,
     replicated,
     separated,
     shares,
-    weights,
 )
 from clustertune.planner.suitability import attainable, enough_for, units
 
@@ -44,6 +33,14 @@ _ROUNDING = 1e-9
 def _placed(view: View) -> Iterator[Layout]:
     """Layouts in memory, all collections of which have the same rows per partition."""
     return (x for x in view.layouts if x.loaded and x.aligned)
+
+
+def _without_rows(layout: Layout, view: View) -> tuple[str | int, ...]:
+    """Ids of workers that may train and hold no rows of a layout in memory."""
+    may = {w.id for w in view.eligible_workers}
+    return tuple(
+        s.worker for s in shares(layout, view) if not s.rows and s.worker in may
+    )
 
 
 def _prepare(view: View) -> str:
@@ -70,19 +67,18 @@ def empty_workers(view: View) -> Iterator[Finding]:
     layout = view.layouts[0] if view.layouts else None
     if layout is None or not layout.loaded or not layout.aligned:
         return
-    eligible = {w.id for w in view.eligible_workers}
+    n_workers = len(view.eligible_workers)
     n_partitions = int((layout.rows > 0).sum())
-    without = [s.worker for s in shares(layout, view) if not s.rows]
-    empty = tuple(id for id in without if id in eligible)
-    if empty and n_partitions >= len(eligible):
+    empty = _without_rows(layout, view)
+    if empty and n_partitions >= n_workers:
         yield warning(
             message=f"{workers_text(empty)} {verb(empty, 'holds')} no rows of the "
-            f"{layout.label}, so only {len(eligible) - len(empty):,} of "
-            f"{plural(len(eligible), 'worker')} will train",
+            f"{layout.label}, so only {n_workers - len(empty):,} of "
+            f"{plural(n_workers, 'worker')} will train",
             subject=empty,
             evidence={
                 "empty_workers": len(empty),
-                "workers": len(eligible),
+                "workers": n_workers,
                 "partitions": n_partitions,
             },
             remedy=_prepare(view),
@@ -210,7 +206,8 @@ def separated_pairs(view: View) -> Iterator[Finding]:
         count, total = int(torn.sum()), int(filled.sum())
         if not count:
             continue
-        nbytes = int(_missing_bytes(layout, n_workers)[torn].sum())
+        _, most = largest(held_bytes_by_worker(layout, n_workers), len(torn))
+        nbytes = int((partition_bytes(layout) - most)[torn].sum())
         labels = layout.labels
         yield warning(
             message=f"{count:,} of {plural(total, 'partition')} ({count / total:.0%}) "
@@ -221,14 +218,6 @@ def separated_pairs(view: View) -> Iterator[Finding]:
             remedy=_prepare(view),
             fixed_by="rebalance",
         )
-
-
-def _missing_bytes(layout: Layout, n_workers: int) -> Int64s:
-    """Bytes of every partition that its main holder does not have."""
-    spread = held_bytes_by_worker(layout, n_workers)
-    most = np.zeros(layout.collections[0].n_partitions, dtype=np.int64)
-    np.maximum.at(most, spread.partition, spread.nbytes)
-    return partition_bytes(layout) - most
 
 
 def surplus_replicas(view: View) -> Iterator[Finding]:
@@ -287,14 +276,10 @@ def eval_sets(view: View) -> Iterator[Finding]:
 
 
 def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
-    workers = view.now.workers
-    held, may = home_workers(layout, len(workers)), weights(view) > 0
-    filled = np.zeros(len(workers), dtype=bool)
-    filled[held[(layout.rows > 0) & (held >= 0)]] = True
-    empty = tuple(workers[i].id for i in np.flatnonzero(may & ~filled).tolist())
+    empty = _without_rows(layout, view)
     if not empty:
         return
-    n_workers, rows = int(may.sum()), int(layout.rows.sum())
+    n_workers, rows = len(view.eligible_workers), int(layout.rows.sum())
     fixed_by, remedy = view.goal.cutting_action, remedies.cut(view)
     if (layout.rows > 0).sum() >= n_workers:
         fixed_by, remedy = "rebalance", _prepare(view)

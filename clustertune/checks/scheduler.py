@@ -64,8 +64,13 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
         lasting = frozenset(id for id in reported if reported[id] >= min_seconds)
         seconds = max(reported.values())
     elif len(view.snapshots) == 1:
-        what = f"{workers_text(now)} {verb(now, 'runs')} tasks for which no client "
-        yield _one_reading(f"{what}waits", now, view)
+        yield unknown(
+            message=f"{workers_text(now)} {verb(now, 'runs')} tasks for which no "
+            "client waits; one reading cannot show for how long",
+            subject=now,
+            remedy=f"Run `clustertune watch {printable(view.now.scheduler)}` in a "
+            "shell.",
+        )
         return
     if seconds < min_seconds:
         return
@@ -78,8 +83,7 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
         "gets these threads",
         subject=ids,
         evidence={"tasks": tasks, "seconds": seconds},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
@@ -159,16 +163,7 @@ def _stuck(
         f"{seconds_text(longest.seconds)}",
         subject=ids,
         evidence={"tasks": len(tasks), "seconds": longest.seconds},
-        remedy=fix.python,
-        command=fix.command,
-    )
-
-
-def _one_reading(what: str, subject: Ids, view: View) -> Finding:
-    return unknown(
-        message=f"{what}; one reading cannot show for how long",
-        subject=subject,
-        remedy=f"Run `clustertune watch {printable(view.now.scheduler)}` in a shell.",
+        **fix._asdict(),
     )
 
 

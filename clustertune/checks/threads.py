@@ -114,8 +114,7 @@ def _too_many_threads(hosts: Sequence[HostCpus], view: View) -> Iterator[Finding
                 "threads": worst.threads,
                 "cpus": worst.cpus,
             },
-            remedy=fix.python,
-            command=fix.command,
+            **fix._asdict(),
         )
 
 
@@ -152,8 +151,7 @@ def _idle_cpus(
             "busy",
             subject=_worker_ids(some),
             evidence={"hosts": len(some), "busy_cpus": busy, "cpus": usable},
-            remedy=fix.python,
-            command=fix.command,
+            **fix._asdict(),
         )
 
 
@@ -199,7 +197,8 @@ def _too_many_native(
 ) -> Iterator[Finding]:
     """Report a host on which tasks times pools exceed the CPUs."""
     cpus = host_cpus(tuple(workers))
-    tasks = [_tasks(w, view) for w in workers]
+    one_task = view.goal.workload.threads == "pools"
+    tasks = [1 if one_task else w.nthreads for w in workers]
     threads = sum(n * size for n, size in zip(tasks, pools, strict=True))
     # thread_count reports too many threads with pools of 1
     few = isinstance(cpus, Unknown) or threads <= most * cpus.usable
@@ -218,14 +217,8 @@ def _too_many_native(
         + (f"; {view.goal.workload.title} ignores these pools" * ignored),
         subject=tuple(w.id for w in workers),
         evidence={"threads": threads, "cpus": cpus.usable, "pool_threads": max(pools)},
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
-
-
-def _tasks(worker: WorkerSnapshot, view: View) -> int:
-    """How many tasks use the worker's pools at once."""
-    return 1 if view.goal.workload.threads == "pools" else worker.nthreads
 
 
 def _pools_of(view: View, workers: Sequence[WorkerSnapshot], size: int) -> Fix:
@@ -256,8 +249,7 @@ def _pool_below_worker(view: View) -> Iterator[Finding]:
             f"smaller than the worker ({pool} of {plural(worker.nthreads, 'thread')})",
             subject=tuple(w.id for w, _ in idle),
             evidence={"pool_threads": pool, "threads": worker.nthreads},
-            remedy=fix.python,
-            command=fix.command,
+            **fix._asdict(),
         )
 
 
@@ -322,8 +314,7 @@ def several_workers_per_host(view: View) -> Iterator[Finding]:
         f"{workload.title} can use all of them in one worker, with less memory",
         subject=tuple(named),
         evidence=evidence,
-        remedy=fix.python,
-        command=fix.command,
+        **fix._asdict(),
     )
 
 
@@ -362,8 +353,7 @@ def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Fin
             f"{seconds_text(worst.loop_delay)}, so transfers and heartbeats wait",
             subject=ids,
             evidence={"seconds": worst.loop_delay, "executing": worst.executing},
-            remedy=fix.python,
-            command=fix.command,
+            **fix._asdict(),
         )
     survey = view.now.survey
     if survey is not None and survey.loop_delay > max_seconds:

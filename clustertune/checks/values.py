@@ -95,19 +95,20 @@ def nonfinite_values(view: View) -> Iterator[Finding]:
     """
     for layout in view.layouts:
         for collection in layout.collections:
-            missing, infinite = _count_not_finite(collection)
+            counts = _not_finite(collection)
+            missing, infinite = sum(n for n, _ in counts), sum(n for _, n in counts)
             is_label = variable(collection.label) == "y"
             stops = is_label and view.goal.workload.needs_labels
             severity = Severity.critical if stops else Severity.warning
             if missing and is_label:
                 remedy = remedies.drop_rows(layout, collection)
-                what = "missing label"
-                yield _values(
-                    collection, severity, missing, what, remedy, _bare(collection)
-                )
+                where = _bare(collection, [n for n, _ in counts])
+                what = f"{plural(missing, 'missing label')}{where}"
+                yield _values(collection, severity, missing, what, remedy)
             if infinite:
                 remedy = _replace_infinite(layout, collection)
-                yield _values(collection, severity, infinite, "infinite value", remedy)
+                what = plural(infinite, "infinite value")
+                yield _values(collection, severity, infinite, what, remedy)
 
 
 def _replace_infinite(layout: Layout, collection: CollectionInfo) -> str:
@@ -122,25 +123,17 @@ def _replace_infinite(layout: Layout, collection: CollectionInfo) -> str:
     return remedies.run(remedies.edit([collection.label], line))
 
 
-def _count_not_finite(collection: CollectionInfo) -> tuple[int, int]:
+def _not_finite(collection: CollectionInfo) -> list[tuple[int, int]]:
+    """Missing and infinite values of each partition."""
     partitions = collection.contents.partitions if collection.contents else ()
-    found = [p.get("nonfinite_values", (0, 0)) for p in partitions]
-    return sum(n for n, _ in found), sum(n for _, n in found)
+    return [p.get("nonfinite_values", (0, 0)) for p in partitions]
 
 
-def _bare(collection: CollectionInfo) -> str:
+def _bare(collection: CollectionInfo, missing: Sequence[int]) -> str:
     """Name partitions without a label, such as files with other spellings."""
-    if collection.rows is None or collection.contents is None:
-        return ""
-    rows = collection.rows.tolist()
-    counts = [
-        p.get("nonfinite_values", (0, 0))[0] for p in collection.contents.partitions
-    ]
-    bare = [
-        i
-        for i, (n, lacking) in enumerate(zip(rows, counts, strict=False))
-        if 0 < n == lacking
-    ]
+    rows = () if collection.rows is None else collection.rows.tolist()
+    pairs = zip(rows, missing, strict=False)
+    bare = [i for i, (n, lacking) in enumerate(pairs) if 0 < n == lacking]
     if not bare:
         return ""
     where = partitions_text(collection.files(bare))
@@ -148,17 +141,12 @@ def _bare(collection: CollectionInfo) -> str:
 
 
 def _values(
-    collection: CollectionInfo,
-    severity: Severity,
-    count: int,
-    what: str,
-    remedy: str,
-    where: str = "",
+    collection: CollectionInfo, severity: Severity, count: int, what: str, remedy: str
 ) -> Finding:
     return Finding(
         severity=severity,
-        message=f"{collection.label} has {plural(count, what)}{where}, on which a fit "
-        "fails or trains a useless model",
+        message=f"{collection.label} has {what}, on which a fit fails or trains a "
+        "useless model",
         subject=(collection.label,),
         evidence={"count": count},
         remedy=remedy,
@@ -281,22 +269,17 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
             known = workload.categories and not workload.category_option
             if not refused and (dtype != "category" or known):
                 continue  # numbers, or categories that the model takes
+            severity = Severity.info
+            effect = "most training libraries accept only with an option"
+            if dtype.startswith(workload.refuses):
+                severity, effect = Severity.critical, f"{workload.title} refuses"
+            elif refused:
+                severity, effect = Severity.warning, "training libraries refuse"
             yield Finding(
-                severity=Severity.critical
-                if dtype.startswith(workload.refuses)
-                else Severity.warning
-                if refused
-                else Severity.info,
+                severity=severity,
                 message=f"{collection.label} has {plural(len(names), 'column')} of "
                 f"type {printable(dtype, longest=40)} "
-                f"({names_text(names, most=MAX_NAMES)}), which "
-                + (
-                    f"{workload.title} refuses"
-                    if dtype.startswith(workload.refuses)
-                    else "training libraries refuse"
-                    if refused
-                    else "most training libraries accept only with an option"
-                ),
+                f"({names_text(names, most=MAX_NAMES)}), which {effect}",
                 subject=(collection.label,),
                 evidence={"dtype": dtype, "columns": len(names)},
                 remedy=_encode(collection, dtype, names, view),

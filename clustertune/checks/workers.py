@@ -57,7 +57,9 @@ def missing_workers(view: View) -> Iterator[Finding]:
         return
     obstacle = view.now.can_scale
     reason = f"; this client cannot scale it: {printable(obstacle)}" if obstacle else ""
-    what = _none_running(view)
+    states = Counter(printable(w.status) for w in view.now.workers)
+    shown = ", ".join(f"{n:,} {status}" for status, n in sorted(states.items()))
+    what = f"no worker is running (workers: {shown or 'none'})"
     if wanted:
         what = f"{have:,} of {plural(wanted, 'requested worker')} running"
     yield Finding(
@@ -81,12 +83,6 @@ def _start(view: View, missing: int) -> str:
     )
 
 
-def _none_running(view: View) -> str:
-    states = Counter(w.status for w in view.now.workers)
-    shown = ", ".join(f"{n:,} {printable(s)}" for s, n in sorted(states.items()))
-    return f"no worker is running (workers: {shown or 'none'})"
-
-
 def paused_workers(view: View) -> Iterator[Finding]:
     """Find workers that take no new tasks: paused, or about to close.
 
@@ -100,9 +96,8 @@ def paused_workers(view: View) -> Iterator[Finding]:
     ``clustertune.trim_memory(client)``. If the memory stays, run
     ``clustertune.restart_workers(client, workers=[...])``, which loses no data.
     """
-    wanted = view.goal.workers
     paused = _with_status(view.now, "paused")
-    chosen = tuple(id for id in paused if wanted is None or id in wanted)
+    chosen = tuple(filter(view.goal.includes, paused))
     others = tuple(id for id in paused if id not in chosen)
     if chosen:
         yield _paused(view, chosen, Severity.critical, "a fit on them can hang")
@@ -126,25 +121,19 @@ def _paused(
 ) -> Finding:
     workers = [w for w in view.now.workers if w.id in ids]
     worst = max(workers, key=lambda w: w.process / max(1, w.memory_limit))
-    fix = remedies.free_memory(view, workers)
+    fix, goal = remedies.free_memory(view, workers), view.goal
+    restarts = any(
+        goal.may_restart([w.id]) and (goal.restart is True or restart_reason(w))
+        for w in workers
+    )
     return Finding(
         severity=severity,
         message=f"{workers_text(ids)} {are(ids)} paused: no task starts there "
         f"and no data is placed there; {effect}{_memory_text(worst, len(ids))}",
         subject=ids,
         evidence={"process_bytes": worst.process},
-        remedy=fix.python,
-        command=fix.command,
-        fixed_by="restart" if _restarts(view, workers) else "",
-    )
-
-
-def _restarts(view: View, workers: Sequence[WorkerSnapshot]) -> bool:
-    """Whether this call will still restart one of these workers."""
-    goal = view.goal
-    return any(
-        goal.may_restart([w.id]) and (goal.restart is True or restart_reason(w))
-        for w in workers
+        **fix._asdict(),
+        fixed_by="restart" if restarts else "",
     )
 
 
@@ -234,8 +223,7 @@ def unfinished_restarts(view: View) -> Iterator[Finding]:
                 "restarting, or did not return from a restart",
                 subject=(worker.id,),
                 evidence={"bytes": worker.counted},
-                remedy=fix.python,
-                command=fix.command,
+                **fix._asdict(),
             )
 
 
@@ -366,8 +354,7 @@ def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Fi
             "worker ends each round of a fit",
             subject=ids,
             evidence={"workers": len(workers)},
-            remedy=fix.python,
-            command=fix.command,
+            **fix._asdict(),
         )
     if limits and min(limits) < (1 - tolerance) * max(limits):
         yield info(
@@ -412,7 +399,16 @@ def software_versions(view: View) -> Iterator[Finding]:
         if worker.objection:
             by_text.setdefault(worker.objection, []).append(worker)
     for text, unlike in by_text.items():
-        yield _without_code(text, unlike)
+        ids = tuple(w.id for w in unlike)
+        addresses = tuple(w.address for w in unlike)
+        yield warning(
+            message=f"{workers_text(ids)} {verb(ids, 'gets')} no code, no training "
+            f"data and no restart: {text}",
+            subject=ids,
+            evidence={"workers": len(ids)},
+            remedy=f"Run `client.retire_workers({code(addresses)})`, and start such "
+            "workers from the environment of the client.",
+        )
     survey = view.now.survey
     if survey is None:
         return
@@ -427,20 +423,6 @@ def software_versions(view: View) -> Iterator[Finding]:
     lacking = [w.id for w, d in details_of(view) if not d.packages.keys() & needed]
     if needed and lacking:
         yield _not_installed(needed, lacking, sides.get("client", {}))
-
-
-def _without_code(text: str, workers: Sequence[WorkerSnapshot]) -> Finding:
-    """Report workers whose versions forbid to send them code."""
-    ids = tuple(w.id for w in workers)
-    addresses = tuple(w.address for w in workers)
-    return warning(
-        message=f"{workers_text(ids)} {verb(ids, 'gets')} no code, no training data "
-        f"and no restart: {text}",
-        subject=ids,
-        evidence={"workers": len(ids)},
-        remedy=f"Run `client.retire_workers({code(addresses)})`, and start such "
-        "workers from the environment of the client.",
-    )
 
 
 def _not_installed(

@@ -46,7 +46,7 @@ Home = tuple[int, int]
 DEEP: Mapping[str, Look] = {
     "X": content.features,
     "y": content.labels,
-    "qid": content.groups,
+    "qid": content.runs,
 }
 PATIENCE = 10.0  # seconds to wait for a worker that counts
 CHECK = 1.0  # seconds between two checks whether any worker runs tasks that count
@@ -280,13 +280,13 @@ def _bundled(
     futures: Mapping[str, Sequence[Any]],
     looks: Mapping[str, Look],
     homes: Mapping[str, Sequence[Home]],
-) -> tuple[graphs.Graph, dict[str, dict[Home, list[int]]]]:
+) -> tuple[graphs.Graph, dict[str, dict[Key, list[int]]]]:
     """Return tasks that read all partitions of ``looks``, and the partitions of each.
 
     One task reads the partitions with the same home, on their worker: separate tasks
     take longer than the reading. ``futures`` are those of loaded data, by label.
     """
-    graph, partitions = graphs.Graph(), {}
+    graph, partitions = graphs.Graph(), dict[str, dict[Key, list[int]]]()
     for x in given:
         if x.label not in looks:
             continue
@@ -302,17 +302,17 @@ def _bundled(
         apart = [(-1, i) for i in range(len(keys))]
         for partition, home in enumerate(homes.get(x.label, apart)):
             bundles.setdefault(home, []).append(partition)
-        partitions[x.label] = bundles
-        graph.partitions[x.label] = [(name, i) for i in range(len(bundles))]
-        for key, bundle in enumerate(bundles.values()):
-            sources = List(*(TaskRef(keys[i]) for i in bundle))
-            graph.tasks[name, key] = look((name, key), sources)
+        partitions[x.label] = {(name, i): b for i, b in enumerate(bundles.values())}
+        graph.partitions[x.label] = list(partitions[x.label])
+        for task, bundle in partitions[x.label].items():
+            graph.tasks[task] = look(task, List(*(TaskRef(keys[i]) for i in bundle)))
     return graph, partitions
 
 
 def _bind(
     graph: graphs.Graph,
-    partitions: Mapping[str, Collection[Home]],
+    partitions: Mapping[str, Mapping[Key, Sequence[int]]],
+    homes: Mapping[str, Sequence[Home]],
     workers: Sequence[str],
     known: Sequence[str],
 ) -> None:
@@ -321,8 +321,9 @@ def _bind(
     Dask prefers the worker with the data. If that is paused or lost, another one reads.
     """
     turns, may = cycle(known), set(known)
-    for label, homes in partitions.items():
-        for task, (worker, _) in zip(graph.partitions[label], homes, strict=True):
+    for label, bundles in partitions.items():
+        for task, (first, *_) in bundles.items():
+            worker = homes[label][first][0] if label in homes else -1
             own = may.intersection([workers[worker]] if worker >= 0 else ())
             graph.where[task] = [*own.union(islice(turns, SPARE))]
 
@@ -340,27 +341,12 @@ async def read(
 ) -> dict[str, Contents]:
     """Read the partitions; return the results by label, in order.
 
-    Parameters
-    ----------
-    client, given
-        The client and the data.
-    futures, looks
-        Futures of loaded data, and how to read each collection, by label.
-    workers, approved
-        Addresses of all workers, and of workers to which code may be sent.
-    homes
-        Homes of partitions by label. One task reads all partitions with the same home.
-        Each partition of a label without homes has its own task.
-    failures
-        Gets, for each label that cannot be read, the problem of each partition. The
-        others are returned. None: any error is raised.
-
-    Raises
-    ------
-    IncompleteError
-        A partition cannot be loaded or read.
-    NoWorkersError
-        No worker may receive code.
+    ``futures`` of loaded data, ``looks`` and ``homes`` are by label. One task reads all
+    partitions with the same home; without homes, each has its own task. Code may be
+    sent to ``approved`` workers. ``failures`` gets, for each label that cannot be read,
+    the problem of each partition; None: any error is raised. Raises ``IncompleteError``
+    if a partition cannot be loaded or read, ``NoWorkersError`` if no worker may get
+    code.
     """
     if not looks:
         return {}
@@ -372,7 +358,7 @@ async def read(
             f"the values of {', '.join(looks)}"
         )
     if len(known) < len(workers):
-        _bind(graph, partitions, workers, known)
+        _bind(graph, partitions, homes, workers, known)
     reading: Mapping[Any, Future[Any]] = await asyncio.to_thread(
         graphs.submit, client, graph
     )
@@ -381,10 +367,9 @@ async def read(
             await graphs.wait_for_last(client, pending, POLL)
         answers = await client.gather(reading, errors="skip", asynchronous=True)
         for label, bundles in partitions.items():
-            keys = graph.partitions[label]
             failed = {
                 bundle[0]: await reading[key].exception()
-                for key, bundle in zip(keys, bundles.values(), strict=True)
+                for key, bundle in bundles.items()
                 if answers.get(key) is None
             }
             if failed:
@@ -398,9 +383,7 @@ async def read(
             continue
         results = {
             partition: answer
-            for key, bundle in zip(
-                graph.partitions[label], bundles.values(), strict=True
-            )
+            for key, bundle in bundles.items()
             for partition, answer in zip(bundle, answers[key], strict=True)
         }
         in_order = tuple(answer for _, answer in sorted(results.items()))

@@ -16,8 +16,9 @@ import asyncio
 import math
 import operator
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -102,8 +103,12 @@ def describe(
     frame = isinstance(x, dd.DataFrame)
     types = list(x.dtypes) if frame else [x.dtype]
     if isinstance(x, da.Array):
-        kind, columns = "array", n_columns(x)
-        blocks, size = math.prod(x.numblocks[1:]), _total_bytes(x)
+        kind, blocks = "array", math.prod(x.numblocks[1:])
+        n_columns = math.prod(x.shape[1:])
+        columns = None if math.isnan(n_columns) else int(n_columns)
+        # dense numbers in known chunks
+        dense = type(meta_from_array(x)) is np.ndarray and x.dtype.kind in "biufcmMSU"
+        size = int(x.nbytes) if dense and not math.isnan(x.nbytes) else None
     else:
         kind = "dataframe" if frame else "series"
         columns, blocks = len(types), 1
@@ -140,11 +145,6 @@ def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[str, ...]]:
     return {text: tuple(names) for text, names in found.items()}
 
 
-def without_rows(x: da.Array) -> bool:
-    """Return whether the rows of an array's partitions are unknown."""
-    return any(math.isnan(n) for n in x.chunks[0])
-
-
 def origin(collection: Any) -> tuple[bool, int]:
     """Return whether a lazy collection depends on futures, and its embedded bytes."""
     graph = dict(collection.__dask_graph__())
@@ -160,28 +160,7 @@ def origin(collection: Any) -> tuple[bool, int]:
     return derived, embedded
 
 
-def _total_bytes(x: da.Array) -> int | None:
-    """Return the bytes of dense numbers in known chunks; None: unknown."""
-    dense = type(meta_from_array(x)) is np.ndarray and x.dtype.kind in "biufcmMSU"
-    return int(x.nbytes) if dense and not math.isnan(x.nbytes) else None
-
-
 # --- types and bytes ------------------------------------------------------------------
-
-
-def n_columns(x: da.Array) -> int | None:
-    """Return the numbers in a row of an array; None: unknown."""
-    width = math.prod(x.shape[1:])
-    return None if math.isnan(width) else int(width)
-
-
-def _inner(dtype: Any) -> np.dtype[Any]:
-    """Return the NumPy type of the values."""
-    if isinstance(dtype, np.dtype):
-        return dtype
-    if isinstance(dtype, pd.SparseDtype):
-        return np.dtype(dtype.subtype)
-    return getattr(dtype, "numpy_dtype", np.dtype(object))
 
 
 def value_bytes(dtype: Any) -> int | None:
@@ -201,8 +180,11 @@ def value_bytes(dtype: Any) -> int | None:
 
 def number_bytes(dtype: Any) -> int | None:
     """Return the bytes of one number as libraries read it; None: not numbers."""
-    inner = _inner(dtype)
-    return inner.itemsize if inner.kind in "biufc" else None
+    if isinstance(dtype, pd.SparseDtype):
+        dtype = np.dtype(dtype.subtype)
+    elif not isinstance(dtype, np.dtype):
+        dtype = getattr(dtype, "numpy_dtype", np.dtype(object))
+    return int(dtype.itemsize) if dtype.kind in "biufc" else None
 
 
 def meta_of(x: Any) -> Any:
@@ -232,12 +214,6 @@ def fixed_bytes(x: Any) -> int:
         return 0
     empty = pickle.loads(pickle.dumps(meta_of(x)))  # noqa: S301 (our own bytes)
     return int(sizeof(empty))
-
-
-def column_chunks(x: da.Array, *, joined: bool) -> tuple[tuple[Any, ...], ...]:
-    """Return the chunks of an array, without those of its rows."""
-    chunks: tuple[tuple[Any, ...], ...] = x.chunks[1:]
-    return tuple((sum(sizes),) for sizes in chunks) if joined else chunks
 
 
 # --- graphs ---------------------------------------------------------------------------
@@ -323,11 +299,9 @@ def copies(targets: Mapping[str, tuple[Sequence[Key], Sequence[str]]]) -> Graph:
 
 def copied(like: Any, futures: Sequence[Any]) -> Any:
     """Return a collection of copies of all partitions of another one."""
-    partitions = {f.key: f for f in futures}
-    if isinstance(like, da.Array):
-        first: Any = next(iter(partitions))
-        return da.Array(partitions, first[0], like.chunks, meta=meta_of(like))
-    return collection(like, partitions, (), divisions=like.divisions)
+    rows = like.chunks[0] if isinstance(like, da.Array) else ()
+    divisions = getattr(like, "divisions", None)
+    return collection(like, {f.key: f for f in futures}, rows, divisions)
 
 
 def submit(client: Client, graph: Graph) -> dict[Key, Any]:
@@ -340,7 +314,10 @@ def submit(client: Client, graph: Graph) -> dict[Key, Any]:
     # Dask would hash every task of a plain dict
     layers = HighLevelGraph({"clustertune": graph.tasks}, {"clustertune": set()})
     with ExitStack() as around:
-        around.enter_context(_without_warning())
+        # Dask's warning about large graphs is meant for users' graphs. All threads
+        # share the setting, and two that change it at once could restore a wrong value.
+        around.enter_context(_threshold)
+        around.enter_context(dask.config.set({THRESHOLD: "1 TB"}))
         if graph.where:
             bound = {"workers": _lookup(graph.where, ())}
             around.enter_context(annotate(**bound, allow_other_workers=graph.loose))
@@ -364,17 +341,6 @@ async def wait_for_last(client: Client, futures: Sequence[Any], seconds: float) 
         await waiting
 
 
-@contextmanager
-def _without_warning() -> Iterator[None]:
-    """Suppress Dask's warning about large graphs, which is meant for users' graphs.
-
-    All threads share Dask's configuration. Two threads that change it at once could
-    restore a wrong value, hence the lock.
-    """
-    with _threshold, dask.config.set({THRESHOLD: "1 TB"}):
-        yield
-
-
 def _lookup(known: Mapping[Key, Any], rest: Any) -> Callable[[Key], Any]:
     """Return a function, which is sent by value.
 
@@ -396,30 +362,23 @@ def collection(
     *,
     joined: bool = False,
 ) -> Any:
-    """Return a collection of these partitions, which are like those of another one.
+    """Return a collection of these futures, whose values are parts of another one.
 
-    Parameters
-    ----------
-    like
-        The Array, DataFrame or Series that the partitions come from.
-    partitions
-        Futures by key, in order.
-    rows
-        Rows of every partition of an array, NaN if unknown.
-    divisions
-        Divisions of a frame; None: unknown.
-    joined
-        Whether rows were taken and joined, and blocks of columns too.
+    ``rows`` are those of every partition of an array, NaN if unknown, and ``divisions``
+    those of a frame; None: unknown. ``joined``: rows were taken and joined, and blocks
+    of columns too.
     """
     meta, keys = meta_of(like), list(partitions)
     if joined and type(meta).__module__.startswith(SCIPY):
         # COO matrices were converted to CSR, for example
         meta = meta if meta.format in SLICEABLE else meta.tocsr()
     if isinstance(like, da.Array):
-        named = _numbered(partitions)
-        first: Any = next(iter(named))
-        columns = column_chunks(like, joined=joined)
-        return da.Array(named, first[0], (tuple(rows), *columns), meta=meta)
+        first: Any = keys[0]
+        columns = like.chunks[1:]
+        if joined:
+            columns = tuple((sum(sizes),) for sizes in columns)
+        chunks = (tuple(rows), *columns)
+        return da.Array(dict(partitions), first[0], chunks, meta=meta)
     unknown = (None,) * (len(keys) + 1)
     return from_graph(dict(partitions), meta, divisions or unknown, keys, "prepared")
 
@@ -430,16 +389,6 @@ def of_futures(x: Any, futures: Sequence[Any]) -> Any:
         named = dict(zip(flatten(x.__dask_keys__()), futures, strict=True))
         return da.Array(named, x.name, x.chunks, meta=x._meta)  # noqa: SLF001
     return collection(x, {f.key: f for f in futures}, (), divisions=x.divisions)
-
-
-def _numbered(partitions: Mapping[Key, Any]) -> dict[Key, Any]:
-    """Number the keys of an array from 0, as Dask needs it."""
-    items: Any = partitions.items()
-    old, start, *_ = next(iter(partitions))
-    if start == 0:
-        return dict(partitions)
-    name = f"{old}-from-{start}"
-    return {(name, i - start, *rest): future for (_, i, *rest), future in items}
 
 
 def with_rows(x: Any, rows: Int64s | None) -> Any:
@@ -454,35 +403,53 @@ def with_rows(x: Any, rows: Int64s | None) -> Any:
 
 
 class Partitions:
-    """Tasks that take and join rows of the partitions of one collection.
+    """Tasks that cut and join rows of one collection, by functions of libraries.
 
     ``types`` are the names of the types of its chunks on the scheduler. The metadata of
     an Array of COO matrices is a NumPy array, since Dask cannot slice an empty one.
     """
 
-    def __init__(self, collection: Any, types: Iterable[str] = ()):
+    def __init__(self, collection: Any, types: Iterable[str]):
         self.array = isinstance(collection, da.Array)
+        self.name = "array" if self.array else "frame"
         if not self.array:
             _refuse_repeated(collection)
         self.blocks = collection.numblocks[1:] if self.array else ()
         self.dtype = collection.dtype if self.array else None
         self.format = _sparse_format(collection, types) if self.array else ""
+        # the copy shares no memory with the old partition, which can then be released;
+        # `copy` keeps the memory order, masks, and sparse formats
+        plain = self.array and type(meta_of(collection)) is np.ndarray
+        self.copy: Callable[[Any], Any] = (
+            copy if plain else operator.methodcaller("copy")
+        )
+        self.has_arrow = not self.array and has_arrow(collection)
 
     @property
     def tail(self) -> tuple[int, ...]:
         """The rest of a joined key after the number of the partition."""
         return (0,) * len(self.blocks)
 
-    def take(self, partition: Any, rows: Any) -> Task:
-        """Return a task that takes rows, a slice or numbers, of a partition."""
+    def take(self, partition: Key, start: int, stop: int, *, stays: bool) -> Task:
+        """Return rows of an old partition; ``stays``: on its worker."""
+        source: Any = TaskRef(partition)
+        rows: Any = slice(start, stop)
+        # copies of Arrow's columns would keep all of the old partition in memory
+        if stays and self.has_arrow:
+            rows = Task(None, np.arange, start, stop)
         if not self.array:
-            partition = Task(None, getattr, partition, "iloc")
+            source = Task(None, getattr, source, "iloc")
         elif self.format and self.format not in SLICEABLE:
-            partition = Task(None, operator.methodcaller("tocsr"), partition)
-        return Task(None, operator.getitem, partition, rows)
+            source = Task(None, operator.methodcaller("tocsr"), source)
+        return Task(None, operator.getitem, source, rows)
 
-    def join(self, parts: Sequence[Any]) -> Task:
-        """Return a task that joins parts along rows, and blocks of columns."""
+    def join(self, parts: Sequence[Task], *, is_copy: bool) -> Task:
+        """Join parts along rows, and blocks of columns.
+
+        ``is_copy``: a single part is a copy already.
+        """
+        if len(parts) == 1:
+            return parts[0] if is_copy else Task(None, self.copy, *parts)
         if not self.array:
             return Task(None, dispatch.concat, List(*parts))
         # a single block needs no nested lists

@@ -95,14 +95,9 @@ def gather(
 ) -> Inputs:
     """Check and group the data of ``prepare``, ``check`` and ``fit``.
 
-    With ``optional`` all of them may be None.
-
-    Raises
-    ------
-    TypeError
-        An argument is not a Dask Array, DataFrame or Series.
-    ValueError
-        A collection has no rows or columns, or ``eval_set`` is not a list of sets.
+    With ``optional`` all of them may be None. Raises ``TypeError`` for an argument that
+    is no Dask Array, DataFrame or Series, ``ValueError`` for one without rows or
+    columns, or if ``eval_set`` is not a list of sets.
     """
     if unknown := [n for n in companions if n not in NAMES]:
         raise TypeError(
@@ -373,13 +368,7 @@ def refuse_sizes(inputs: Inputs, profile: Profile) -> None:
 
 
 def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
-    """Refuse data that does not suit the workload or the other arguments.
-
-    Raises
-    ------
-    ValueError
-        An argument is missing or contradicts another one.
-    """
+    """Refuse data that does not suit the workload or the other arguments."""
     _refuse_arrays(inputs, goal.workload)
     if "y" in inputs.training:
         _refuse_swapped(inputs.collection("X"), inputs.collection("y"))

@@ -23,8 +23,7 @@ import operator
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
@@ -46,14 +45,7 @@ from dask.dataframe.dask_expr.io.parquet import (
 )
 from fsspec.core import OpenFile
 
-from clustertune.collections import graphs
-from clustertune.collections.graphs import (
-    Graph,
-    Partitions,
-    collection,
-    optimized,
-    without_rows,
-)
+from clustertune.collections.graphs import Graph, Partitions, collection, optimized
 from clustertune.core.model import COPIED, PARTS, Cut, Int64s, Key, Rechunk
 
 logger = logging.getLogger("clustertune")
@@ -84,7 +76,8 @@ def lengths(x: Any, *, asynchronous: bool) -> Int64s | None:
     reads remote footers.
     """
     if isinstance(x, da.Array):
-        return None if without_rows(x) else np.array(x.chunks[0], dtype=np.int64)
+        known = not any(map(math.isnan, x.chunks[0]))
+        return np.array(x.chunks[0], dtype=np.int64) if known else None
     nodes = list(x.expr.walk())
     if any(map(_selects, nodes)) or (asynchronous and any(map(_reads_by_tasks, nodes))):
         return None
@@ -308,7 +301,7 @@ def cutting_graph(
     """
     graph = Graph()
     for cut in recut.cuts:
-        kind = _Rows(collections[cut.label], types.get(cut.label, ()))
+        kind = Partitions(collections[cut.label], types.get(cut.label, ()))
         _cut(graph, cut, recut, kind)
     if recut.released:
         _delay_copies(graph)
@@ -398,7 +391,7 @@ def _delay_copies(graph: Graph) -> None:
 # --- one collection -------------------------------------------------------------------
 
 
-def _cut(graph: Graph, cut: Cut, recut: Rechunk, kind: _Rows) -> None:
+def _cut(graph: Graph, cut: Cut, recut: Rechunk, kind: Partitions) -> None:
     # a later call recognizes replicas by the name of their keys
     prefix = f"{COPIED}-" if recut.copies > 1 else ""
     name = f"{prefix}{kind.name}-{uuid4().hex}"
@@ -411,7 +404,7 @@ def _cut(graph: Graph, cut: Cut, recut: Rechunk, kind: _Rows) -> None:
         sent: dict[int, list[Any]] = {}  # views by sender
         joined: list[Any] = []  # in the order of rows and blocks
         for _, old, start, stop, owner in parts:
-            view = kind.rows(cut.keys[old], start, stop, stays=owner == target)
+            view = kind.take(cut.keys[old], start, stop, stays=owner == target)
             if owner != target:
                 views = sent.setdefault(owner, [])
                 views.append(view)
@@ -426,36 +419,6 @@ def _cut(graph: Graph, cut: Cut, recut: Rechunk, kind: _Rows) -> None:
         # a sent array may begin anywhere in a message, and XGBoost refuses labels of an
         # eval set that are not aligned; a copy is
         is_copy = recut.copies == 1 if sent else kind.has_arrow
-        task = kind.partition(joined, is_copy=is_copy)
+        task = kind.join(joined, is_copy=is_copy)
         graph.add(key, task, recut.workers[target], ARRIVING if sent else STAYING)
         graph.partitions[cut.label].append(key)
-
-
-class _Rows:
-    """Tasks that cut and join rows of one kind of collection, by library functions."""
-
-    def __init__(self, collection: Any, types: Iterable[str]):
-        self.given = Partitions(collection, types)
-        self.tail = self.given.tail
-        self.name = "array" if self.given.array else "frame"
-        # the copy shares no memory with the old partition, which can then be released;
-        # `copy` keeps the memory order, masks, and sparse formats
-        plain = self.given.array and type(graphs.meta_of(collection)) is np.ndarray
-        self.copy: Callable[[Any], Any] = (
-            copy if plain else operator.methodcaller("copy")
-        )
-        self.has_arrow = not self.given.array and graphs.has_arrow(collection)
-
-    def rows(self, partition: Key, start: int, stop: int, *, stays: bool) -> Task:
-        """Return rows of an old partition; ``stays``: on its worker."""
-        wanted: Any = slice(start, stop)
-        # copies of Arrow's columns would keep all of the old partition in memory
-        if stays and self.has_arrow:
-            wanted = Task(None, np.arange, start, stop)
-        return self.given.take(TaskRef(partition), wanted)
-
-    def partition(self, parts: Sequence[Task], *, is_copy: bool) -> Task:
-        """Return a partition of parts; ``is_copy``: a single one is a copy already."""
-        if len(parts) > 1:
-            return self.given.join(parts)
-        return parts[0] if is_copy else Task(None, self.copy, *parts)

@@ -400,7 +400,10 @@ def _divided(
     old, weights = rows_of(layout.collections[0]), layouts.weights(view)
     joins = any(f.check == "too_many_partitions" for f in about)
     if joins or suitability.too_many(_bare(layout, old), view):
-        rows = near(old, most, _homes(layout, old, weights > 0))
+        held = _held(layout, old, len(weights))
+        may = weights[held.worker] > 0
+        home, _ = layouts.largest(HeldBytes(*(x[may] for x in held)), len(old))
+        rows = near(old, most, home)
     else:
         rows = capped(old, most)
     held = _held(layout, rows, len(weights))
@@ -416,16 +419,6 @@ def _held(layout: Layout, rows: Int64s, n_workers: int) -> HeldBytes:
         amount = part_bytes(collection, cut.key, cut.stop - cut.start)
         found.append(held_parts(cut, collection, amount))
     return layouts.added(found, n_workers)
-
-
-def _homes(layout: Layout, rows: Int64s, may: Bools) -> Int64s:
-    """Return for each new partition the worker with most of its bytes; -1: none.
-
-    Only workers that ``may`` hold training data count.
-    """
-    held = _held(layout, rows, len(may))
-    some = may[held.worker]
-    return layouts.homes(HeldBytes(*(x[some] for x in held)), len(rows))
 
 
 def covering(

@@ -9,6 +9,7 @@ other partitions are placed as usual.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from clustertune.core.model import Bools, CollectionInfo, Float64s, Int64s, Layo
 from clustertune.core.wording import variable
 from clustertune.errors import CapacityError
 from clustertune.planner import layouts
+from clustertune.planner.layouts import HeldBytes
 from clustertune.planner.placement import Held, Placement, place, placed
 
 # --- groups ---------------------------------------------------------------------------
@@ -31,6 +33,7 @@ class Groups:
     values: npt.NDArray[Any]  # (runs,) group of each run
     counts: Int64s  # (runs,) rows; meaningless if rows of a group are scattered
     together: bool  # every group is one run
+    ends: Int64s  # rows up to the end of each partition of the collection but the last
 
     @property
     def edges(self) -> Int64s:
@@ -65,6 +68,7 @@ def groups_of(layout: Layout) -> Groups | None:
     if not partitions:
         return None
     values = np.concatenate([p["values"] for p in partitions])
+    ends = np.cumsum([p["counts"].sum() for p in partitions])[:-1].astype(np.int64)
     counts = np.concatenate([p["counts"] for p in partitions]).astype(np.int64)
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     values, counts = values[starts], np.add.reduceat(counts, starts)
@@ -74,15 +78,16 @@ def groups_of(layout: Layout) -> Groups | None:
         values=values,
         counts=counts,
         together=not scattered and len(np.unique(values)) == len(values),
+        ends=ends,
     )
 
 
 def cuts_in_groups(layout: Layout, groups: Groups) -> Int64s:
     """Return the rows within a group at which some collection is divided."""
     found = [np.cumsum(m.rows)[:-1] for m in layout.collections if m.rows is not None]
-    inner = np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
-    ends = np.array([0, int(groups.counts.sum())])
-    return np.setdiff1d(inner, np.concatenate([groups.edges, ends]))
+    outer = np.array([0, int(groups.counts.sum())])
+    inner = np.concatenate([groups.ends, *found])
+    return np.setdiff1d(inner, np.concatenate([groups.edges, outer]))
 
 
 # --- classes --------------------------------------------------------------------------
@@ -205,17 +210,10 @@ def finer(classes: Classes, rows: Int64s, n_workers: int, *, alone: bool) -> Int
 
 def whole_partitions_suffice(layout: Layout, classes: Classes, view: View) -> bool:
     """Return whether every worker can get each class without a cut."""
-    claim = layouts.weights(view)
-    home = layouts.home_workers(layout, len(claim))
-    nothing, unlimited = np.zeros_like(layout.rows), np.full(len(claim), np.inf)
-    found = pins(
-        home,
-        classes.counts > 0,
-        layout.rows,
-        claim,
-        nbytes=nothing,
-        budget=unlimited,
-    )
+    claim, rows = layouts.weights(view), layout.rows
+    home, present = layouts.home_workers(layout, len(claim)), classes.counts > 0
+    nothing, unlimited = np.zeros_like(rows), np.full(len(claim), np.inf)
+    found = pins(home, present, rows, claim, nbytes=nothing, budget=unlimited)
     return found is not None
 
 
@@ -249,25 +247,20 @@ def place_all(
     share = rows.sum() * claim / claim.sum()
     left = np.maximum(0.0, share - np.bincount(pin[fixed], rows[fixed], n_workers))
     if len(rest):
-        number = np.cumsum(~fixed) - 1
-        partition, worker, amount = (np.asarray(x) for x in held)
-        free = ~fixed[partition]
         space = budget - np.bincount(pin[fixed], nbytes[fixed], n_workers)
-        spaces: list[Float64s | None] = [np.maximum(0.0, space), None]
-        for space_left in spaces:
-            try:
-                found = place(
-                    rows[rest],
-                    (number[partition[free]], worker[free], amount[free]),
-                    left if left.any() else claim,
-                    nbytes=nbytes[rest],
-                    budget=space_left,
-                    tolerance=tolerance,
-                )
-            except CapacityError:
-                continue
-            target[rest] = found.target
-            break
+        place_rest = partial(
+            place,
+            rows[rest],
+            layouts.of_partitions(HeldBytes(*map(np.asarray, held)), ~fixed),
+            left if left.any() else claim,
+            nbytes=nbytes[rest],
+            tolerance=tolerance,
+        )
+        try:
+            found = place_rest(budget=np.maximum(0.0, space))
+        except CapacityError:
+            found = place_rest()
+        target[rest] = found.target
     return placed(rows, held, claim, nbytes=nbytes, target=target)
 
 

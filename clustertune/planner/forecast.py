@@ -26,7 +26,6 @@ from clustertune.core.model import (
     CollectionInfo,
     Float64s,
     Int64s,
-    Layout,
     Profile,
     Unknown,
     View,
@@ -198,6 +197,7 @@ def peaks(view: View) -> dict[str | int, int]:
     training = held_bytes(view.layouts[:1], n_workers)
     divided = view.layouts[:1] if profile.eval_copies else view.layouts
     taken = np.zeros(n_workers)
+    threads = np.array([w.nthreads for w in view.now.workers], dtype=np.float64)
     bounds = _held_bounds(view, training)
     for layout in divided:
         size = _itemsize(layout.collections[0], NO_CHANGE)
@@ -205,7 +205,9 @@ def peaks(view: View) -> dict[str | int, int]:
         if bounds is not None and layout is view.layouts[0]:
             of_all, of_partitions = 1.0, 0.0
         held = held_bytes((layout,), n_workers)
-        processed = np.minimum(held, _processed_bytes(layout, view))
+        largest = largest_held(held_bytes_by_worker(layout, n_workers), n_workers)
+        # each thread is assumed to process the largest partition of its worker
+        processed = np.minimum(held, threads * largest)
         taken += of_all * held + of_partitions * processed
     trains = training > 0
     base = np.maximum(unmanaged_bytes(view), profile.base_bytes * trains)
@@ -231,17 +233,6 @@ def _held_bounds(view: View, training: Int64s) -> tuple[Float64s, Float64s] | No
     ]
     least, most = np.array(found, dtype=np.float64).T
     return least * trains, most * trains
-
-
-def _processed_bytes(layout: Layout, view: View) -> Float64s:
-    """Return the most bytes that the threads of each worker process at a time.
-
-    Each thread is assumed to process the largest partition of its worker.
-    """
-    n_workers = len(view.now.workers)
-    largest = largest_held(held_bytes_by_worker(layout, n_workers), n_workers)
-    threads = np.array([w.nthreads for w in view.now.workers], dtype=np.float64)
-    return threads * largest
 
 
 def _other_keys(view: View) -> Float64s:
@@ -415,7 +406,7 @@ def _text(change: Change, view: View) -> str:
         size = bytes_text(change.memory_limit)
         if _hosts_have(change.memory_limit, view):
             larger = remedies.on_workers("resize_workers", (), memory_limit=size)
-            parts.append(f"`{larger.python}`")
+            parts.append(f"`{larger.remedy}`")
         else:
             parts.append(f"start workers with --memory-limit {size.replace(' ', '')}")
     if arguments:

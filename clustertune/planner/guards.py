@@ -345,8 +345,11 @@ def notes(steps: Iterable[Step], view: View) -> tuple[str, ...]:
     workers = [w for w in busy if w.address in waits]
     found = []
     if workers:
-        longest = max(waits[w.address] for w in workers)
-        found.append(f"{_running(workers, longest)}; {instead}")
+        longest = seconds_text(max(waits[w.address] for w in workers))
+        found.append(
+            f"{workers_text([w.id for w in workers])} {verb(workers, 'runs')} tasks; "
+            f"the plan waits up to {longest} on each; {instead}"
+        )
     holder = view.now.lease_holder
     if holder is not None:
         found.append(
@@ -355,13 +358,6 @@ def notes(steps: Iterable[Step], view: View) -> tuple[str, ...]:
             f"its end; {instead}"
         )
     return tuple(found)
-
-
-def _running(workers: list[WorkerSnapshot], seconds: float) -> str:
-    return (
-        f"{workers_text([w.id for w in workers])} {verb(workers, 'runs')} tasks; the "
-        f"plan waits up to {seconds_text(seconds)} on each"
-    )
 
 
 # --- data in memory -------------------------------------------------------------------

@@ -9,6 +9,8 @@ a host to make room for one of another host.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from clustertune.core.model import Bools, Float64s, Int64s
@@ -42,48 +44,35 @@ def place_on_hosts(
 ) -> Placement:
     """Choose a worker for every partition, and move the fewest bytes between hosts.
 
-    Parameters
-    ----------
-    hosts : (workers,) int
-        The number of each worker's host. The other parameters are those of
-        :func:`~clustertune.planner.placement.place`.
-
-    Raises
-    ------
-    CapacityError
-        The partitions do not fit the budgets, or no fitting placement was found.
+    ``hosts`` has the number of each worker's host. The other parameters and the errors
+    are those of :func:`~clustertune.planner.placement.place`.
     """
     trains = weights > 0
     each = np.bincount(hosts[trains])
     several = np.count_nonzero(each) > 1
     near = nearby(held, nbytes, trains, hosts) if several else held
 
-    def search(first: Targets | None) -> Placement:
-        return place(
-            rows,
-            near,
-            weights,
-            nbytes=nbytes,
-            budget=budget,
-            tolerance=tolerance,
-            aim=aim,
-            first=first,
-        )
-
-    found = search(first)
+    search = partial(
+        place,
+        rows,
+        near,
+        weights,
+        nbytes=nbytes,
+        budget=budget,
+        tolerance=tolerance,
+        aim=aim,
+    )
+    found = search(first=first)
     if not several:
         return found
     if each.max() > 1 and len(rows) <= LARGE:
         start = _by_host(rows, held, weights, hosts, nbytes, budget, tolerance, found)
         if start is not None:
-            found = _better(found, search(start))
+            other = search(first=start)
+            # less even rows have to save many bytes
+            factor = 1.0 if other.imbalance <= found.limit else WORTH
+            found = other if other.moved * factor < found.moved else found
     return placed(rows, held, weights, nbytes=nbytes, target=found.target)
-
-
-def _better(first: Placement, second: Placement) -> Placement:
-    """Return the one with fewer bytes; many fewer if its rows are less even."""
-    factor = 1.0 if second.imbalance <= first.limit else WORTH
-    return second if second.moved * factor < first.moved else first
 
 
 def nearby(held: HeldBytes, nbytes: Int64s, trains: Bools, hosts: Int64s) -> HeldBytes:
@@ -108,12 +97,6 @@ def _on_hosts(held: HeldBytes, nbytes: Int64s, hosts: Int64s) -> HeldBytes:
     """Return the bytes that each host holds of partitions, a row once."""
     there = layouts.added([held._replace(worker=hosts[held.worker])], len(hosts))
     return there._replace(nbytes=np.minimum(there.nbytes, nbytes[there.partition]))
-
-
-def _of_partitions(held: HeldBytes, some: Bools) -> HeldBytes:
-    """Return what is held of some partitions, with numbers from 0."""
-    number, its = np.cumsum(some) - 1, some[held.partition]
-    return HeldBytes(number[held.partition[its]], held.worker[its], held.nbytes[its])
 
 
 def _by_host(
@@ -154,7 +137,7 @@ def _by_host(
             own = max(1, rows[some].sum())
             target[some] = place(
                 rows[some],
-                _of_partitions(held, some),
+                layouts.of_partitions(held, some),
                 here,
                 nbytes=nbytes[some],
                 budget=budget,

@@ -103,6 +103,12 @@ def added(held: Iterable[HeldBytes], n_workers: int) -> HeldBytes:
     return HeldBytes(code // n_workers, code % n_workers, nbytes)
 
 
+def of_partitions(held: HeldBytes, some: Bools) -> HeldBytes:
+    """Return what is held of some partitions, with numbers from 0."""
+    number, its = np.cumsum(some) - 1, some[held.partition]
+    return HeldBytes(number[held.partition[its]], held.worker[its], held.nbytes[its])
+
+
 def replicated(layout: Layout) -> Bools:
     """Return for every partition whether several workers hold one of its keys."""
     n_partitions = layout.collections[0].n_partitions
@@ -116,7 +122,7 @@ def replicated(layout: Layout) -> Bools:
 def home_workers(layout: Layout, n_workers: int) -> Int64s:
     """Return for every partition the worker that holds most of it; -1 means none."""
     n_partitions = layout.collections[0].n_partitions
-    return homes(held_bytes_by_worker(layout, n_workers), n_partitions)
+    return largest(held_bytes_by_worker(layout, n_workers), n_partitions)[0]
 
 
 def home_ids(layout: Layout, view: View) -> tuple[str | int | None, ...]:
@@ -137,13 +143,8 @@ def former_homes(layout: Layout, view: View) -> Targets | None:
     return np.array([index[id] for id in former if id is not None], dtype=np.int64)
 
 
-def homes(held: HeldBytes, n_partitions: int) -> Int64s:
-    """Return for every partition the worker with the largest amount; -1 means none."""
-    return largest(held, n_partitions)[0]
-
-
 def largest(held: HeldBytes, n_partitions: int) -> tuple[Int64s, Int64s]:
-    """Return the same, and this largest amount."""
+    """Return for every partition the worker with most bytes (-1: none), and these."""
     home = np.full(n_partitions, -1, dtype=np.int64)
     amount = np.zeros(n_partitions, dtype=np.int64)
     # The last write of a repeated index wins. The sort puts the largest amount last,
@@ -243,11 +244,6 @@ def sum_bytes(collections: Iterable[CollectionInfo]) -> int | Unknown:
     found = [collection_bytes(m) for m in collections]
     unknown = next((n for n in found if isinstance(n, Unknown)), None)
     return unknown or sum(n for n in found if not isinstance(n, Unknown))
-
-
-def layout_bytes(layout: Layout) -> int | Unknown:
-    """Return the bytes of all collections of a layout."""
-    return sum_bytes(layout.collections)
 
 
 def largest_partition(layout: Layout) -> int | Unknown:

@@ -150,11 +150,8 @@ def make_plan(
 
     The plan keeps the refused steps of the phases before it, with the reasons.
     ``actions`` are by name. Each phase that is due calls ``propose`` of its action.
-
-    Raises
-    ------
-    CapacityError, NoWorkersError
-        The data of a phase does not fit the workers' memory, or no worker runs.
+    Raises ``CapacityError`` if the data of a phase does not fit the workers' memory,
+    ``NoWorkersError`` if no worker runs.
     """
     refused: list[Refusal] = []
     last = ""
@@ -170,14 +167,16 @@ def make_plan(
                 refused.append(refusal)
         if steps:
             break
-    needs = _needs(view)
+    needs: list[str] = []
     if last == "trim":
-        needs = (known_after_trim(actions["restart"].propose(findings, view)), *needs)
+        needs.append(known_after_trim(actions["restart"].propose(findings, view)))
+    if lazy := [m.label for m in view.collections if not m.loaded]:
+        needs.append(f"rows, bytes and holders of {', '.join(lazy)}: known once loaded")
     return Plan(
         phase=last,
         steps=tuple(steps),
         refused=tuple(refused),
-        needs=needs,
+        needs=tuple(needs),
         notes=guards.notes(steps, view),
     )
 
@@ -189,14 +188,6 @@ def known_after_trim(restarts: Iterable[Step]) -> str:
     return (
         f"memory after the trim: only workers that need it then are restarted ({now})"
     )
-
-
-def _needs(view: View) -> tuple[str, ...]:
-    """Return what a dry run must know to plan further."""
-    lazy = [m.label for x in view.layouts for m in x.collections if not m.loaded]
-    if not lazy:
-        return ()
-    return (f"rows, bytes and holders of {', '.join(lazy)}: known once loaded",)
 
 
 # --- verification ---------------------------------------------------------------------

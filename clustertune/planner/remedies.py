@@ -31,9 +31,12 @@ VERBS = {
 
 
 class Fix(NamedTuple):
-    """One fix as Python code and as a command, each in its text or alone."""
+    """One fix as Python code and as a command, each in its text or alone.
 
-    python: str
+    The fields are those of :class:`~clustertune.core.model.Finding`.
+    """
+
+    remedy: str
     command: str = ""  # empty: no command does the same
 
 
@@ -43,14 +46,7 @@ class Fix(NamedTuple):
 def prepare(view: View, model: str | None = None, **arguments: Literal) -> str:
     """Return a call of ``prepare`` for the given data.
 
-    Parameters
-    ----------
-    view
-        The data, the workers and the estimator of the call.
-    model
-        Name of the variable of an estimator. By default the estimator of the call.
-    **arguments
-        Further arguments.
+    ``model`` is the variable of an estimator; by default that of the call is named.
     """
     variables = {"eval_set": "eval_set"} if len(view.layouts) > 1 else {}
     own: dict[str, Literal] = {}
@@ -177,14 +173,14 @@ def run(line: str, effect: str = "") -> str:
 
 def sentence(before: str, call: Fix, after: str = ".") -> Fix:
     """Return a sentence with a call, in both forms."""
-    python = f"{before}`{call.python}`{after}"
+    python = f"{before}`{call.remedy}`{after}"
     line = call.command
     return Fix(python, f"{before}`{line}{ADDRESS}{after}" if line else "")
 
 
 def after(text: str, fix: Fix) -> Fix:
     """Return a fix that begins with a text."""
-    return Fix(f"{text}{fix.python}", fix.command and f"{text}{fix.command}")
+    return Fix(f"{text}{fix.remedy}", fix.command and f"{text}{fix.command}")
 
 
 def cut(view: View, effect: str = "") -> str:
@@ -393,8 +389,8 @@ def trim(view: View, workers: Sequence[WorkerSnapshot]) -> Fix:
     """Return how to return unused memory of these workers."""
     first = sentence("Run ", on_workers("trim_memory", names(view, workers)))
     then = restart(view, workers, "If the memory stays, ")
-    command = first.command and f"{first.command} {then.command or then.python}"
-    return Fix(f"{first.python} {then.python}", command)
+    command = first.command and f"{first.command} {then.command or then.remedy}"
+    return Fix(f"{first.remedy} {then.remedy}", command)
 
 
 def _more_memory(view: View) -> str:
@@ -403,7 +399,7 @@ def _more_memory(view: View) -> str:
     share, highest = host_share(workers), max(w.memory_limit for w in workers)
     nannies = all(w.nanny for w in workers)
     if nannies and not isinstance(share, Unknown) and share > 1.1 * highest:
-        return on_workers("resize_workers", (), memory_limit=limit(share)).python
+        return on_workers("resize_workers", (), memory_limit=limit(share)).remedy
     return scale(view, len(workers) + 1) if view.now.can_scale is None else ""
 
 

@@ -13,14 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clustertune.core.model import (
-    Float64s,
-    Int64s,
-    Layout,
-    Unknown,
-    View,
-    WorkerSnapshot,
-)
+from clustertune.core.model import Int64s, Layout, Unknown, View, WorkerSnapshot
 from clustertune.planner import contents, forecast, layouts, machines
 from clustertune.planner.forecast import expected_workers
 from clustertune.planner.placement import place
@@ -49,7 +42,7 @@ def too_many(layout: Layout, view: View, small: int = SMALL) -> bool | Unknown:
     most = view.goal.workload.max_partitions_per_thread * threads
     if not threads or n_partitions <= most:
         return False
-    size = layouts.layout_bytes(layout)
+    size = layouts.sum_bytes(layout.collections)
     return size if isinstance(size, Unknown) else size / n_partitions < small
 
 
@@ -71,10 +64,8 @@ def attainable(layout: Layout, view: View) -> float:
     excess = float(rows.max() / smallest_share)
     if excess <= view.goal.tolerance:
         return 1.0 + excess
-    there = layouts.held_bytes_by_worker(layout, len(weights))
-    held = there._replace(nbytes=np.zeros_like(there.nbytes))
     no_bytes, tolerance = np.zeros_like(rows), view.goal.tolerance
-    return place(rows, held, weights, nbytes=no_bytes, tolerance=tolerance).imbalance
+    return place(rows, None, weights, nbytes=no_bytes, tolerance=tolerance).imbalance
 
 
 def n_training(view: View) -> int:
@@ -179,13 +170,12 @@ def enough_for(view: View) -> int | None:
 
 def _fullest_first(view: View) -> list[WorkerSnapshot]:
     """Return the workers that may train, those with most rows first."""
-    layout = view.layouts[0]
-    rows: Float64s = np.zeros(len(view.now.workers))
+    layout, rows = view.layouts[0], dict[str | int, int]()
     if layout.loaded and layout.aligned:
-        home = layouts.home_workers(layout, len(rows))
-        np.add.at(rows, home[home >= 0], layout.rows[home >= 0])
-    held = dict(zip((w.id for w in view.now.workers), rows.tolist(), strict=True))
-    return sorted(view.eligible_workers, key=lambda w: (-held[w.id], -w.nthreads))
+        rows = {s.worker: s.rows for s in layouts.shares(layout, view)}
+    return sorted(
+        view.eligible_workers, key=lambda w: (-rows.get(w.id, 0), -w.nthreads)
+    )
 
 
 def _one_per_host(view: View) -> View:

@@ -29,17 +29,6 @@ def test_constants():
     assert [f.tolist() for f in found] == [[1, 2], [3]]
 
 
-def test_later_partitions_of_an_array():
-    """The keys of the array of remaining rows begin with 0."""
-    x = da.ones((6, 2), chunks=(2, 2))
-    partitions = {("new", i, 0): np.full((2, 2), i) for i in (1, 2)}
-    made = graphs.collection(x, partitions, [2, 2])
-    assert made.name != "new"
-    assert made.compute(scheduler="sync")[:, 0].tolist() == [1, 1, 2, 2]
-    first = {("new", 0, 0): np.zeros((2, 2))}
-    assert graphs.collection(x, first, [2]).name == "new"
-
-
 @pytest.mark.parametrize("bound", [{"resources": {"GPU": 1}}, {"workers": ["a"]}])
 def test_tasks_that_are_bound_to_workers(bound: Any) -> None:
     """Their annotations are not dropped without a message."""

@@ -25,8 +25,8 @@ from clustertune.planner.layouts import (
     collection_bytes,
     held_bytes,
     largest_partition,
-    layout_bytes,
     list_bytes,
+    sum_bytes,
 )
 from tests.builders import collection, layout, view, worker
 from tests.in_process import gen_cluster
@@ -216,9 +216,10 @@ def test_data_that_is_not_loaded_tells_its_size_or_does_not():
 
 def test_sizes_add_up_over_members():
     """The size of a layout is the sum; one unknown part makes it unknown."""
-    assert layout_bytes(layout([10], [0], row_bytes={"X": 80, "y": 8})) == 880
+    loaded = layout([10], [0], row_bytes={"X": 80, "y": 8})
+    assert sum_bytes(loaded.collections) == 880
     lazy = layout([10], None, total_bytes=None)
-    assert isinstance(layout_bytes(lazy), Unknown)
+    assert isinstance(sum_bytes(lazy.collections), Unknown)
 
 
 def test_the_largest_partition_has_all_members_of_an_aligned_layout():

@@ -40,10 +40,10 @@ def test_a_call_for_some_workers_names_them(count: int) -> None:
     """A call without names would act on the others, too."""
     workers = [worker(i) for i in range(count)]
     some = remedies.restart(view(workers), workers[1:])
-    assert f"workers=[{', '.join(map(str, range(1, count)))}]" in some.python
+    assert f"workers=[{', '.join(map(str, range(1, count)))}]" in some.remedy
     every = remedies.restart(view(workers), workers)
     named = f", workers={list(range(count))}" if count <= 20 else ""
-    assert f"restart_workers(client{named})`" in every.python
+    assert f"restart_workers(client{named})`" in every.remedy
 
 
 def test_words_before_a_call_are_in_both_forms() -> None:
