@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from clustertune.core.model import (
     Float64s,
     Int64s,
     Layout,
+    Scalar,
     Severity,
     View,
     critical,
@@ -29,14 +31,13 @@ from clustertune.core.wording import (
 )
 from clustertune.planner import contents, remedies
 from clustertune.planner.contents import Classes
-from clustertune.planner.layouts import home_workers, weights
+from clustertune.planner.layouts import home_workers, is_copied, weights
 from clustertune.planner.memory import free_memory
 
 #: by whether the workload needs all classes on every worker; None: unknown
 _SEVERITIES = {True: Severity.critical, None: Severity.warning, False: Severity.info}
 CERTAIN = 6.0  # standard errors: more than chance explains
 MAX_CLASSES = 100  # with more distinct labels they count as numbers
-_SPLITS = ", which a ranking would split"
 
 
 def _placed_training(view: View) -> Layout | None:
@@ -318,24 +319,24 @@ def query_groups(view: View) -> Iterator[Finding]:
     cuts the data where groups end. For a group that is too large, use workers with more
     memory, or leave out rows of the group.
     """
+    whole = view.goal.workload.whole_groups
     for layout in view.layouts:
         yield from _without_group(layout, view)
         groups = contents.groups_of(layout)
-        if groups is None:
-            continue
-        if groups.together:
-            yield from _cut_through(layout, groups, view)
-        else:
+        if groups is None:  # a copy for each worker has all groups
+            yield from () if is_copied(layout) else _split_groups(layout, view)
+        elif not groups.together:
             yield _out_of_order(layout, groups, view)
-        if view.goal.workload.whole_groups:
+        elif whole:
+            yield from _cut_through(layout, groups, view)
+        if groups is not None and whole:
             yield from _too_large(layout, groups, view)
 
 
 def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
     """Find rows without a group; no order of the rows can fix that."""
     for collection in layout.collections:
-        partitions = collection.contents.partitions if collection.contents else ()
-        count = sum(int(partition.get("missing", 0)) for partition in partitions)
+        count = _count(collection, "missing") if _is_qid(collection) else 0
         if count:
             needed = bool(view.goal.workload.groups)
             yield Finding(
@@ -348,37 +349,72 @@ def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
             )
 
 
+def _is_qid(collection: CollectionInfo) -> bool:
+    return variable(collection.label) == "qid" and collection.contents is not None
+
+
+def _count(collection: CollectionInfo, name: str) -> int:
+    partitions = collection.contents.partitions if collection.contents else ()
+    return sum(int(partition.get(name, 0)) for partition in partitions)
+
+
 def _out_of_order(layout: Layout, groups: contents.Groups, view: View) -> Finding:
     workload = view.goal.workload
-    severity, effect = Severity.info, ""  # the library sorts the rows
-    if workload.whole_groups:
-        severity, effect = Severity.critical, f"; {workload.title} would split them"
-    elif not workload.groups:
-        severity, effect = Severity.warning, _SPLITS
+    splits = f"; {workload.title} would split them" if workload.whole_groups else ""
     return Finding(
-        severity=severity,
-        message=f"groups in {groups.label} come back after another group{effect}",
+        severity=Severity.critical if splits else Severity.info,
+        message=f"groups in {groups.label} come back after another group{splits}",
         subject=layout.labels,
         evidence={"together": groups.together},
         remedy=remedies.sort_rows(layout, groups.label),
     )
 
 
+def _split_groups(layout: Layout, view: View) -> Iterator[Finding]:
+    """Find split groups by the ends of partitions, for a workload that may not rank."""
+    for collection in filter(_is_qid, layout.collections):
+        cut, unsorted = _boundaries_within(collection), _count(collection, "scattered")
+        if cut:
+            ranker = remedies.prepare(view, model="ranker")
+            yield _split(
+                collection,
+                f"{plural(cut, 'group')} in two partitions",
+                {"groups": cut},
+                remedies.run(ranker, ", with your ranking estimator"),
+            )
+        if unsorted:
+            yield _split(
+                collection,
+                f"groups that come back in {plural(unsorted, 'partition')}",
+                {"partitions": unsorted},
+                remedies.sort_rows(layout, collection.label),
+            )
+
+
+def _boundaries_within(collection: CollectionInfo) -> int:
+    """How many partitions begin with the group with which the previous one ends."""
+    assert collection.contents is not None
+    ends = [p["ends"] for p in collection.contents.partitions if p.get("ends")]
+    return sum(a[1] == b[0] for a, b in pairwise(ends))
+
+
+def _split(
+    collection: CollectionInfo, what: str, evidence: dict[str, Scalar], remedy: str
+) -> Finding:
+    return warning(
+        message=f"{collection.label} has {what}, which a ranking would split",
+        subject=(collection.label,),
+        evidence=evidence,
+        remedy=remedy,
+    )
+
+
 def _cut_through(
     layout: Layout, groups: contents.Groups, view: View
 ) -> Iterator[Finding]:
-    """Find partitions that end within a group, unless the library sorts the rows."""
-    count, workload = len(contents.cuts_in_groups(layout, groups)), view.goal.workload
-    if count and not workload.groups:
-        ranker = remedies.prepare(view, model="ranker")
-        yield warning(
-            message=f"partitions end within {plural(count, 'group')} of "
-            f"{groups.label}{_SPLITS}",
-            subject=layout.labels,
-            evidence={"groups": count},
-            remedy=remedies.run(ranker, ", with your ranking estimator"),
-        )
-    if count and workload.whole_groups:
+    """Find partitions that end within a group."""
+    count = len(contents.cuts_in_groups(layout, groups))
+    if count:
         yield critical(
             message=f"{plural(count, 'group')} of {groups.label} would be split, as a "
             "partition ends within it",

@@ -46,7 +46,7 @@ Home = tuple[int, int]
 DEEP: Mapping[str, Look] = {
     "X": content.features,
     "y": content.labels,
-    "qid": content.runs,
+    "qid": content.groups,
 }
 PATIENCE = 10.0  # seconds to wait for a worker that counts
 CHECK = 1.0  # seconds between two checks whether any worker runs tasks that count

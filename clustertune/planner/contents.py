@@ -33,7 +33,6 @@ class Groups:
     values: npt.NDArray[Any]  # (runs,) group of each run
     counts: Int64s  # (runs,) rows; meaningless if rows of a group are scattered
     together: bool  # every group is one run
-    ends: Int64s  # rows up to the end of each partition of the collection but the last
 
     @property
     def edges(self) -> Int64s:
@@ -68,7 +67,6 @@ def groups_of(layout: Layout) -> Groups | None:
     if not partitions:
         return None
     values = np.concatenate([p["values"] for p in partitions])
-    ends = np.cumsum([p["counts"].sum() for p in partitions])[:-1].astype(np.int64)
     counts = np.concatenate([p["counts"] for p in partitions]).astype(np.int64)
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     values, counts = values[starts], np.add.reduceat(counts, starts)
@@ -78,16 +76,15 @@ def groups_of(layout: Layout) -> Groups | None:
         values=values,
         counts=counts,
         together=not scattered and len(np.unique(values)) == len(values),
-        ends=ends,
     )
 
 
 def cuts_in_groups(layout: Layout, groups: Groups) -> Int64s:
     """Return the rows within a group at which some collection is divided."""
     found = [np.cumsum(m.rows)[:-1] for m in layout.collections if m.rows is not None]
-    outer = np.array([0, int(groups.counts.sum())])
-    inner = np.concatenate([groups.ends, *found])
-    return np.setdiff1d(inner, np.concatenate([groups.edges, outer]))
+    inner = np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+    ends = np.array([0, int(groups.counts.sum())])
+    return np.setdiff1d(inner, np.concatenate([groups.edges, ends]))
 
 
 # --- classes --------------------------------------------------------------------------

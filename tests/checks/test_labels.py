@@ -357,9 +357,6 @@ def test_groups_that_come_back():
         assert "numpy.argsort(qid.compute()" in finding.remedy
     assert ERRORS["query_groups"] is AlignmentError
     (finding,) = find_group_order([3, 1], [3])
-    assert finding.severity is Severity.warning
-    assert finding.message.endswith("another group, which a ranking would split")
-    (finding,) = find_group_order([3, 1], [3], needs="anywhere")
     assert finding.severity is Severity.info
 
 
@@ -374,6 +371,41 @@ def test_rows_without_a_group(needs):
 
 
 # --- query_groups: partitions ---------------------------------------------------------
+
+
+def find_split_groups(*partitions):
+    """Return findings from (first, last, returns) of each partition; None: empty."""
+    told = [
+        {"ends": None, "scattered": False}
+        if p is None
+        else {"ends": [p[0], p[1]], "scattered": p[2]}
+        for p in partitions
+    ]
+    data = layout(
+        [10] * len(told), None, ("qid",), contents=Contents(partitions=tuple(told))
+    )
+    return list(query_groups(view((), [data])))
+
+
+def test_silent_where_groups_are_whole():
+    """Groups are whole; empty partitions do not separate them."""
+    assert find_split_groups((1, 2, False), None, (3, 5, False)) == []
+    assert list(query_groups(view((), [layout([10], [0], ("qid",))]))) == []
+
+
+def test_groups_that_are_cut():
+    """Groups are cut, also across an empty partition, or return later."""
+    (finding,) = find_split_groups((1, 2, False), None, (2, 5, False))
+    assert finding.severity is Severity.warning
+    assert (
+        finding.message
+        == "qid has 1 group in two partitions, which a ranking would split"
+    )
+    (finding,) = find_split_groups((1, 2, True), (3, 5, True))
+    assert (
+        finding.message
+        == "qid has groups that come back in 2 partitions, which a ranking would split"
+    )
 
 
 def ranked(*partitions, others=None, needs="together", **goal):
@@ -414,18 +446,6 @@ def test_groups_that_partitions_cut():
     (finding,) = ranked([1, 1], [1, 2], rechunk=False)
     assert finding.fixed_by == ""
     assert ERRORS["query_groups"] is AlignmentError
-
-
-def test_groups_that_a_ranking_would_split():
-    """Without a ranking estimator, groups are cut, also across an empty partition."""
-    assert ranked([1, 2], [], [3, 5], needs="") == []
-    (finding,) = ranked([1, 2], [], [2, 5], needs="")
-    assert finding.severity is Severity.warning
-    assert finding.message == (
-        "partitions end within 1 group of qid, which a ranking would split"
-    )
-    assert "estimator=ranker" in finding.remedy
-    assert ranked([1, 2], [2, 5], needs="anywhere") == []
 
 
 # --- query_groups: memory -------------------------------------------------------------
