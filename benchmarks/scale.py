@@ -6,7 +6,8 @@ simulated workers, sends every request with all of up to one million keys, and m
 the longest turn of its event loop, and the share of the mover, in CPU time. `live` has
 real workers in one process and the scheduler in another. `restarts` restarts real
 workers with nannies. Growth is the exponent e of seconds ~ size^e between the last two
-sizes: 1 is linear. Memory is what Python and NumPy allocate in a stage.
+sizes: 1 is linear. Memory is what Python and NumPy allocate in a stage. Without PART,
+`records` and `turns` run.
 
 Usage: `python benchmarks/scale.py [PART ...] [--sizes 10 100]`. `--most` is the number
 of seconds after which a part has no larger size.
@@ -354,6 +355,7 @@ PARTS: dict[str, Callable[[int], dict[str, dict[str, float]]]] = {
     "live": live,
     "restarts": restarts,
 }
+USUAL = ("records", "turns")  # they have aims
 
 
 def growth(sizes, values):
@@ -420,7 +422,7 @@ def main():
         )
     print(machine())
     wanted = []
-    for part in chosen.parts or PARTS:
+    for part in chosen.parts or USUAL:
         results = {}
         for size in chosen.sizes or SIZES[part]:
             print(f"{part}, {size:,} workers", file=sys.stderr)
