@@ -75,10 +75,8 @@ class Benchmark:
         return f"{self.name.partition('-')[0]}.py"
 
 
-def _fit(
-    library: str, title: str, scale: float, layouts: str = "half,even"
-) -> Benchmark:
-    options = (f"--library={library}", f"--layout={layouts}")
+def _fit(library: str, title: str, scale: float) -> Benchmark:
+    options = (f"--library={library}", "--layout=half,even")
     quick = (*options, "--pairs=1", "--scale=0.03", "--tries=1")
     full = (*options, f"--scale={scale}")
     return Benchmark(f"fit-{library}", title, full=full, quick=quick)
@@ -96,7 +94,7 @@ BENCHMARKS = (
         "XGBoost from Parquet files",
         quick=("--rounds=1", "--rows=100000"),
     ),
-    _fit("xgboost", "XGBoost", 0.15, "half,even,tiny,misaligned"),
+    _fit("xgboost", "XGBoost", 0.15),
     _fit("lightgbm", "LightGBM", 0.15),
     _fit("kmeans", "KMeans of dask-ml", 0.5),
     _fit("ddp", "PyTorch DistributedDataParallel", 0.5),
