@@ -146,15 +146,18 @@ def outputs(view: View) -> int:
 
     A classifier grows one for each of three or more classes.
     """
-    workload, layout = view.goal.workload, view.layouts[0]
-    number = 0
+    workload = view.goal.workload
+    y = next((m for m in view.layouts[0].collections if m.label == "y"), None)
+    if y is None or y.contents is None:
+        return 1
+    names: set[Any] = set()
     if workload.numbered_classes:
-        y = next((m for m in layout.collections if m.label == "y"), None)
-        number = len((y and distinct_labels(y)) or ())
+        names = distinct_labels(y) or set()
     elif workload.needs_all_classes:
-        classes = classes_of(layout)
-        number = len(classes.names) if classes else 0
-    return number if number > 2 else 1
+        found = [p.get("classes") for p in y.contents.partitions]
+        if None not in found:
+            names = {name for counts in found for name, _ in counts}
+    return len(names) if len(names) > 2 else 1
 
 
 def needed_classes(layout: Layout, view: View) -> Classes | None:

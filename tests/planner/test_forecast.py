@@ -504,6 +504,8 @@ def test_many_classes_take_gradients(local_cluster: Any, library: str) -> None:
     prepared = clustertune.prepare(client, X, y, estimator=model)
     X, y = prepared
     predicted = {w.worker: w.peak for w in prepared.report.workers}
+    assert len(predicted) == 2
+    assert all(predicted.values())
     del prepared
     client.run(forget_peak)
     model.client = client
