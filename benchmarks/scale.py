@@ -135,11 +135,11 @@ def stages(case):
     known = ACTIONS
     raw = answers(case)
     steps = list(restart.steps(view, {w.id for w in view.now.workers}))
-    state = make(**columns(case))
+    state = make(**entries(case))
     page = Page()
     page.update(state)
-    other = state | {"workers": state["workers"] | {
-        "process": [n + 2**20 for n in state["workers"]["process"]]}}  # fmt: skip
+    more = [w | {"process": w["process"] + 2**20} for w in state["workers"]]
+    other = state | {"workers": more}
 
     def restarts():
         some = list(restart.steps(view, {w.id for w in view.now.workers}))
@@ -187,6 +187,7 @@ def answers(case):
             "host": w.host,
             "nanny": w.nanny,
             "nthreads": w.nthreads,
+            "resources": {},
             "status": w.status,
             "memory_limit": w.memory_limit,
             "last_seen": 0.0,
@@ -206,32 +207,29 @@ def answers(case):
     return {"workers": workers}, found, {w.address: w.facts for w in case.workers}
 
 
-def columns(case):
-    """Entries of a page state."""
-    from clustertune.dashboard import state
-    from clustertune.operations.journal import page_facts
+def entries(case):
+    """Workers and rows of a page state."""
+    from clustertune.operations.journal import worker_facts
     from clustertune.planner.layouts import shares
 
-    known_facts = page_facts(case.view, ())["workers"]
-    rows = [
-        (w.id, w.address, w.host, "running", 0.5, w.nthreads, w.memory_limit,
-         w.process, w.managed, 0, *known_facts[w.address])
+    thresholds = worker_facts(case.view)["workers"]
+    workers = [
+        {"id": w.id, "address": w.address, "host": w.host, "status": "running",
+         "silent": 0.5, "threads": w.nthreads, "limit": w.memory_limit,
+         "process": w.process, "managed": w.managed, "spilled": 0,
+         "thresholds": thresholds[w.address]}
         for w in case.workers
     ]  # fmt: skip
-    hosts = [(h, ON_HOST, ON_HOST, 16.0) for h in {w.host for w in case.workers}]
     due = sum(case.rows) / len(case.workers)
-    share = [
-        (s.worker, s.rows, s.partitions, due) for s in shares(case.layout, case.view)
+    held = [
+        {"id": s.worker, "rows": s.rows, "partitions": s.partitions, "due": due}
+        for s in shares(case.layout, case.view)
     ]
-    return {
-        "workers": state.columns(state.WORKER, rows),
-        "hosts": state.columns(state.HOST, hosts),
-        "collections": [
-            {"label": "training data", "partitions": len(case.rows),
-             "rows": sum(case.rows), "apart": 0, "missing": 0,
-             "workers": state.columns(state.SHARE, share)}
-        ],
+    layout = {
+        "label": "training data", "partitions": len(case.rows), "rows": sum(case.rows),
+        "apart": 0, "missing": 0, "workers": held,
     }  # fmt: skip
+    return {"workers": workers, "collections": [layout]}
 
 
 def records(n_workers):

@@ -148,7 +148,7 @@ async def test_a_worker_that_came_later(c: Any, s: Any, *nannies: Any) -> None:
             "done",
             [1, "later"],
         )
-        assert "worker 0: it has python 3.9.1, the scheduler " in str(
+        assert "worker 0: it runs Python 3.9.1, the scheduler " in str(
             results(s, it)[-1]
         )
         assert (await c.run(os.getpid))[unlike.address] == pids[unlike.address]
