@@ -95,8 +95,8 @@ BENCHMARKS = (
         quick=("--rounds=1", "--rows=100000"),
     ),
     _fit("xgboost", "XGBoost", 0.15),
-    _fit("lightgbm", "LightGBM", 0.15),
-    _fit("kmeans", "KMeans of dask-ml", 0.5),
+    _fit("lightgbm", "LightGBM", 0.1),
+    _fit("kmeans", "KMeans of dask-ml", 0.3),
     _fit("ddp", "PyTorch DistributedDataParallel", 0.5),
     Benchmark(
         "rechunk",
@@ -136,7 +136,7 @@ BENCHMARKS = (
     Benchmark(
         "survive",
         "A fit that loses a worker",
-        full=("--trees=80",),
+        full=("--trees=60",),
         quick=("--rounds=1", "--mb=10", "--trees=60"),
     ),
     Benchmark("map_reduce", "`map_reduce`", quick=("--pairs=2", "--scale=20")),
