@@ -149,7 +149,7 @@ BENCHMARKS = (
     Benchmark(
         "glm",
         "Logistic regression",
-        full=("--scale=0.5",),
+        full=("--scale=0.25",),
         quick=("--scale=0.02",),
     ),
     Benchmark("monitor", "Monitor", full=("--workers=200",), quick=("--workers=50",)),
