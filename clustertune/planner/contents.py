@@ -156,7 +156,7 @@ def outputs(view: View) -> int:
     elif workload.needs_all_classes:
         found = [p.get("classes") for p in y.contents.partitions]
         if None not in found:
-            names = {name for counts in found for name, _ in counts}
+            names = {name for counts in found for name, _ in counts or ()}
     return len(names) if len(names) > 2 else 1
 
 

@@ -263,7 +263,7 @@ def _split(partitions: Iterable[Rows], size: int) -> Iterator[Rows]:
         start, total = 0, _row_count(partition)
         while start < total:
             stop = min(start + missing, total)
-            held.append(tuple(getattr(x, "iloc", x)[start:stop] for x in partition))
+            held.append(tuple(_slice(x, start, stop) for x in partition))
             missing -= stop - start
             start = stop
             if not missing:
@@ -271,6 +271,10 @@ def _split(partitions: Iterable[Rows], size: int) -> Iterator[Rows]:
                 held, missing = [], size
     if held:
         yield _joined(held)
+
+
+def _slice(x: Any, start: int, stop: int) -> Any:
+    return x.iloc[start:stop] if hasattr(x, "iloc") else x[start:stop]
 
 
 def _joined(held: list[Rows]) -> Rows:
