@@ -18,7 +18,6 @@ from clustertune.errors import CapacityError
 from clustertune.planner import layouts
 from clustertune.planner.layouts import HeldBytes, Targets
 from clustertune.planner.placement import (
-    LARGE,
     WORTH,
     Placement,
     fewest_bytes,
@@ -27,6 +26,9 @@ from clustertune.planner.placement import (
 )
 
 WITHIN = 16  # bytes moved within a host that count as one between hosts
+MOST = 4_000_000  # holdings by host; with more, each has only its own worker
+#: partitions; with more, the way by hosts takes seconds and saves hardly any bytes
+FEW = 1_000
 ENOUGH = 1.01  # bytes between hosts within this factor of the fewest need no other way
 
 
@@ -50,6 +52,7 @@ def place_on_hosts(
     trains = weights > 0
     each = np.bincount(hosts[trains])
     several = np.count_nonzero(each) > 1
+    several &= len(held.partition) * each.max(initial=0) <= MOST
     near = nearby(held, nbytes, trains, hosts) if several else held
 
     search = partial(
@@ -65,7 +68,7 @@ def place_on_hosts(
     found = search(first=first)
     if not several:
         return found
-    if each.max() > 1 and len(rows) <= LARGE:
+    if each.max() > 1 and len(rows) <= FEW:
         start = _by_host(rows, held, weights, hosts, nbytes, budget, tolerance, found)
         if start is not None:
             other = search(first=start)

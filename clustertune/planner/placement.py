@@ -37,6 +37,7 @@ WORTH = 1.05  # bytes within this factor are as good as the fewest
 ALL = 2_000_000  # numbers in the loads of all placements, up to which all are tried
 WAYS = 4_096  # placements that one step of the local search tries
 TRIES = 800  # steps of a local search
+EFFORT = 8_000_000  # steps times holdings of a local search; each step reads them all
 PATIENCE = 200  # steps without an improvement after which the search ends
 NEAR = 1e-4  # a smaller fraction of all bytes or of a share is not worth a search
 LARGE = 20_000  # partitions; with more, the first placement is near the bound
@@ -437,9 +438,10 @@ def _polish(problem: _Problem, target: Array, floor: float) -> None:
     """
     generator = np.random.default_rng(0)  # the same input gives the same output
     bound = _most_kept(problem, floor)
+    tries = min(TRIES, EFFORT // max(1, problem.held.size))
     for by_bytes in (False, True):
         patience = PATIENCE
-        for _ in range(TRIES):
+        for _ in range(tries):
             if _is_best(problem, target, floor, bound):
                 return
             few = _neighbours(problem, target, floor, generator, by_bytes=by_bytes)

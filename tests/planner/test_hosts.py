@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from clustertune.errors import CapacityError
+from clustertune.planner import placement
 from clustertune.planner.hosts import nearby, place_on_hosts
 from clustertune.planner.layouts import HeldBytes
 from clustertune.planner.placement import Placement, place
@@ -69,3 +70,30 @@ def test_budgets_hold() -> None:
     assert np.bincount(found.target, rows * ROW, 6).max() <= most
     with pytest.raises(CapacityError):
         both(0, budget=0.9 * rows.sum() * ROW / 6)
+
+
+def test_many_partitions_take_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step reads all holdings, which are those of all workers of a host."""
+    hosts, partitions = np.repeat(np.arange(6), 16), np.arange(6000)
+    on = np.random.default_rng(1).integers(0, 48, partitions.size)
+    nbytes = np.full(partitions.size, ROW)
+    steps: list[None] = []
+    neighbours = placement._neighbours
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        steps.append(None)
+        return neighbours(*arguments, **options)
+
+    monkeypatch.setattr(placement, "_neighbours", counted)
+    found = place_on_hosts(
+        nbytes // ROW,
+        HeldBytes(partitions, on, nbytes),
+        np.ones(96),
+        hosts=hosts,
+        nbytes=nbytes,
+        budget=None,
+        **OPTIONS,
+    )
+    assert found.imbalance <= 1.05
+    assert np.count_nonzero(hosts[found.target] < 3) >= 3000
+    assert len(steps) < 1000
