@@ -324,7 +324,7 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
     assert (await clustertune.restart_workers(c)).status == "done"
 
 
-@gen_cluster(nthreads=THREE[:2], worker_kwargs={"memory_limit": "700 MiB"}, **NANNIES)
+@gen_cluster(nthreads=THREE[:2], worker_kwargs={"memory_limit": "500 MiB"}, **NANNIES)
 async def test_no_room_on_the_others(
     c: Any, s: Any, *nannies: Any, monkeypatch: Any
 ) -> None:

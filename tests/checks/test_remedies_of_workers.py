@@ -234,14 +234,14 @@ def test_unrelated_keys(local_cluster: Any) -> None:
 def test_overcounted_memory(local_cluster: Any) -> None:
     """Copies of the slices have their own memory."""
     _, client = local_cluster(1)
-    whole = client.submit(np.ones, (20, 4 * MIB // 8))
-    views = [client.submit(lambda x, i: x[i:], whole, i) for i in range(20)] * 2
+    whole = client.submit(np.ones, (10, 4 * MIB // 8))
+    views = [client.submit(lambda x, i: x[i:], whole, i) for i in range(10)] * 2
     wait(views)
     situation = Situation(client)
     with settings(overcounted_memory={"max_fraction": 0.02}):
         (finding,) = until(lambda: situation.found("overcounted_memory"))
         counted = finding.evidence["counted_bytes"]
-        assert counted == pytest.approx(920 * MIB, rel=0.1)  # and 80 are there
+        assert counted == pytest.approx(260 * MIB, rel=0.1)  # and 40 are there
         del whole, views
         until(lambda: not situation.found("overcounted_memory"))
 
