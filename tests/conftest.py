@@ -22,13 +22,12 @@ from tests.processes import IN_PROCESS, LOCAL
 
 METHOD = "distributed.worker.multiprocessing-method"
 
-# Workers are forked from a process that has imported what they and their fits need:
-# that takes a tenth of the time. `dask worker` commands spawn workers, as they do for
-# users.
+# Workers are forked from a process that has imported what they need: that takes a
+# tenth of the time. `dask worker` commands spawn workers, as they do for users.
 if "forkserver" in multiprocessing.get_all_start_methods():
     dask.config.set({METHOD: "forkserver"})
     get_mp_context().set_forkserver_preload(
-        ["distributed", "dask.array", "dask.dataframe", "xgboost.dask", "lightgbm"]
+        ["distributed", "dask.array", "dask.dataframe"]
     )
 
 # calls of tests are not added to the history of the user
