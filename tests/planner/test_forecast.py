@@ -489,18 +489,18 @@ def wide(library: str) -> Any:
 @pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored")
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_many_classes_take_gradients(local_cluster: Any, library: str) -> None:
-    """The data of a worker has 6 MB; gradients of 60 classes have 144 MB or more."""
+    """The data of a worker has 13 MB; gradients of 90 classes have 324 MB or more."""
     from lightgbm import DaskLGBMClassifier
     from xgboost.dask import DaskXGBClassifier
 
     _, client = local_cluster(2)
-    rows, classes = 300_000, 60
-    X = da.random.default_rng(1).random((rows, 10), chunks=(50_000, 10), dtype="f4")
+    rows, classes = 600_000, 90
+    X = da.random.default_rng(1).random((rows, 10), chunks=(100_000, 10), dtype="f4")
     X, y = client.persist([X, (X[:, 0] * classes).astype("i4")])
     wait([X, y])
-    model: Any = DaskXGBClassifier(n_estimators=2, max_depth=3)
+    model: Any = DaskXGBClassifier(n_estimators=1, max_depth=2)
     if library == "lightgbm":
-        model = DaskLGBMClassifier(n_estimators=2, num_leaves=7, verbose=-1)
+        model = DaskLGBMClassifier(n_estimators=1, num_leaves=4, verbose=-1)
     prepared = clustertune.prepare(client, X, y, estimator=model)
     X, y = prepared
     predicted = {w.worker: w.peak for w in prepared.report.workers}

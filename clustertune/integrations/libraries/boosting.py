@@ -133,7 +133,7 @@ class HistMemory:
       for each further thread (``ParallelGHistBuilder``). All classes share them.
     - The matrix by rows (``GHistIndexMatrix``) and by columns (``ColumnMatrix``): a
       byte for each number, two above 256 bins.
-    - Gradients and predictions: 16 bytes for each row and output.
+    - Gradients and predictions: 12 bytes for each row and output; 4 more for each row.
     - Before that a sketch of each column (``WQuantileSketch``): a queue of 8-byte
       entries and levels of 16-byte entries. Then each worker gets the summaries of all
       workers, up to 8 entries for a bin (``HostSketchContainer::AllReduce``).
@@ -147,7 +147,7 @@ class HistMemory:
         rows, columns = share.rows, share.columns
         bins = min(self.bins, share.all_rows)
         matrix = 2 * rows * columns * (1 if bins <= 256 else 2)
-        matrix += 16 * rows * share.outputs
+        matrix += rows * (4 + 12 * share.outputs)
         least = 1 if self.may_stop else min(self.nodes, share.all_rows / ROWS_PER_NODE)
         most = min(self.nodes, share.all_rows)
         each = columns * bins * HISTOGRAM_ENTRY
