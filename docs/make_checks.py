@@ -111,7 +111,7 @@ def page() -> str:
     return f"{text}{mark}| symptom | checks |\n|---|---|\n{table}\n" + "\n".join(parts)
 
 
-def _section(check: checks.Function) -> str:
+def _section(check: checks.Check) -> str:
     """Return the section of one check, with a table of its settings."""
     text = checks.text(check).replace("``", "`")
     settings, meaning = checks.settings_of(check), checks.settings_help(check)

@@ -25,7 +25,6 @@ from clustertune.core.model import (
     Snapshot,
     Survey,
     TaskPrefix,
-    ThreadPool,
     Thresholds,
     View,
     WorkerFacts,
@@ -82,8 +81,7 @@ def worker(id: str | int = 0, **overrides: Any) -> WorkerSnapshot:
 def details(**overrides: Any) -> Details:
     """Build a worker's answer to a diagnosis, as in a ``LocalCluster``."""
     built = Details(
-        pid=100,
-        thread_pools=(ThreadPool(api="blas", library="libopenblas", threads=1),),
+        thread_pools=(1,),
         variables={"OMP_NUM_THREADS": "1"},
         disk="ext4",
         disk_total=100 * _GIB,

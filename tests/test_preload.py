@@ -396,7 +396,7 @@ def runs_and_schedule() -> Any:
             runs.append({"ended_by": "gap", "floors": floors})
         if growing:
             terms = {"owner": "me", "reason": None, "idle_for": 60.0, "instants": []}
-            terms |= {"if_needed": None, "workers": None}
+            terms |= {"if_needed": False, "workers": None}
             name = schedules.add(terms | {"expires": 2.0**40})["id"]
             schedules.kept[name].end("failed", schedules.kept[name].made)
         for one in schedules.kept.values():

@@ -212,15 +212,6 @@ def configured() -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def setting(name: str, setting: str) -> Any:
-    """One setting of a check: the configured value, else its default.
-
-    Raises ``ValueError`` as :func:`configured` does.
-    """
-    default = settings_of(available()[name])[setting]
-    return configured().get(name, {}).get(setting, default)
-
-
 def refuse_wrong(settings: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise an error unless all checks and settings exist and have the right type.
 

@@ -37,6 +37,7 @@ from clustertune.planner.memory import free_memory
 #: by whether the workload needs all classes on every worker; None: unknown
 _SEVERITIES = {True: Severity.critical, None: Severity.warning, False: Severity.info}
 CERTAIN = 6.0  # standard errors: more than chance explains
+FAR = 0.3  # standard deviations: less does not change a model much
 MAX_CLASSES = 100  # with more distinct labels they count as numbers
 
 
@@ -168,42 +169,36 @@ def class_labels(view: View) -> Iterator[Finding]:
 # --- order ----------------------------------------------------------------------------
 
 
-def unshuffled_rows(view: View, *, max_deviations: float = 0.3) -> Iterator[Finding]:
+def unshuffled_rows(view: View) -> Iterator[Finding]:
     """Find workers whose labels differ from all labels, as rows are not shuffled.
 
     Data in order of label, source or date gives each worker another mixture of labels.
     Libraries with stochastic gradients, or with means over workers, then train worse
-    without an error; trees of XGBoost are not affected. The check reads the labels, so
-    it runs only with ``deep=True``, or if the workload needs random order.
+    without an error; trees of XGBoost are not affected. The check reports a mean label
+    that differs by more than 0.3 standard deviations. It reads the labels, so it runs
+    only with ``deep=True``, or if the workload needs random order.
 
     Remedy: Put the rows in random order before you prepare them. For Arrays run ``order
     = numpy.random.default_rng(0).permutation(len(X)); X, y = X[order], y[order]``. Sort
     a frame by a column of random numbers, before you take X and y of it.
-
-    Parameters
-    ----------
-    max_deviations
-        Standard deviations by which the mean label of a worker may differ.
     """
     layout = _placed_training(view)
     if layout is None or view.goal.workload.random_order is False:
         return
     for collection in layout.collections:
         if collection.label == "y" and collection.contents is not None:
-            yield from _differing(
-                layout, collection.contents.partitions, view, max_deviations
-            )
+            yield from _differing(layout, collection.contents.partitions, view)
 
 
 def _differing(
-    layout: Layout, partitions: Sequence[Mapping[str, Any]], view: View, most: float
+    layout: Layout, partitions: Sequence[Mapping[str, Any]], view: View
 ) -> Iterator[Finding]:
     workers = view.now.workers
     home = home_workers(layout, len(workers))
     shift = np.zeros(len(workers))
     for sums in _sums(partitions):
         shift = np.maximum(shift, _shifts(home, sums, len(workers)))
-    far = np.flatnonzero(shift > most)
+    far = np.flatnonzero(shift > FAR)
     if not len(far):
         return
     ids = tuple(workers[i].id for i in far)

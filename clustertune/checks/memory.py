@@ -43,6 +43,11 @@ from clustertune.planner.memory import Leak, Level, leak, levels, limit
 #: bytes of a process without data: Python, Dask, NumPy, pandas, pyarrow and a library
 USUAL = 300 * 2**20
 FULL = 2**30  # bytes: with less free disk, spilling soon fails
+LITTLE_FREE = 0.1  # of the limits of a disk's workers: less holds few spilled keys
+ROUNDED = 0.02  # of a host's memory: limits in round numbers may exceed it by this
+#: of a memory limit: keys may have come since the process was measured
+OVERCOUNTED = 0.05
+SOON = 10  # runs until a threshold, up to which a leak is a warning
 MEMORY_DISKS = frozenset(("tmpfs", "ramfs", "devtmpfs"))
 NETWORK_DISKS = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs",
@@ -141,7 +146,7 @@ def _unknown_thresholds(view: View) -> Iterator[Finding]:
     yield from unknown_findings("terminate threshold", terminate)
 
 
-def memory_settings(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]:
+def memory_settings(view: View) -> Iterator[Finding]:
     """Find memory limits and thresholds that cannot protect a worker or its host.
 
     With ``spill`` above ``pause`` a worker pauses before it has written a key, and
@@ -155,11 +160,6 @@ def memory_settings(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]
     workers. For limits run ``clustertune.resize_workers(client, memory_limit="8 GiB")``
     with at most the host's memory divided by its number of workers. Or start the
     workers of a host with one command and ``--memory-limit auto``.
-
-    Parameters
-    ----------
-    tolerance
-        Fraction of the host's memory by which the limits may exceed it.
     """
     wrong: dict[str, list[str | int]] = {}
     there = without_parking(view.now)
@@ -181,7 +181,7 @@ def memory_settings(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]
     for host, workers in by_host(there).items():
         memory = host_memory(workers)
         limits = sum(w.memory_limit for w in workers)
-        if isinstance(memory, Unknown) or limits <= (1 + tolerance) * memory:
+        if isinstance(memory, Unknown) or limits <= (1 + ROUNDED) * memory:
             continue
         share = memory / len(workers)
         larger = [w for w in workers if w.memory_limit > share]
@@ -275,7 +275,7 @@ def _shares_process(worker: WorkerSnapshot) -> bool:
     return worker.address.startswith("inproc://")
 
 
-def overcounted_memory(view: View, *, max_fraction: float = 0.05) -> Iterator[Finding]:
+def overcounted_memory(view: View) -> Iterator[Finding]:
     """Find workers for which Dask counts more memory than their process has.
 
     Dask adds up the size of each key, but keys can share memory, as slices of one array
@@ -285,13 +285,8 @@ def overcounted_memory(view: View, *, max_fraction: float = 0.05) -> Iterator[Fi
     Remedy: Delete collections that share memory with others (``del``), or copy slices
     that you keep (``X = X.map_blocks(np.array)``). Or raise
     ``distributed.worker.memory.target`` for the workers.
-
-    Parameters
-    ----------
-    max_fraction
-        Fraction of the memory limit by which the count may exceed the process.
     """
-    found = [w for w in view.now.workers if _overcounted(w) > max_fraction]
+    found = [w for w in view.now.workers if _overcounted(w) > OVERCOUNTED]
     if not found:
         return
     worst = max(found, key=_overcounted)
@@ -325,27 +320,19 @@ def _spills_by_count(worker: WorkerSnapshot) -> bool:
 # --- growth ---------------------------------------------------------------------------
 
 
-def memory_growth(
-    view: View, *, min_fraction: float = 0.01, warning_runs: int = 10
-) -> Iterator[Finding]:
+def memory_growth(view: View) -> Iterator[Finding]:
     """Find workers whose memory grows from run to run.
 
     A run ends with a ``clustertune.hold``, with the training tasks of XGBoost or
     LightGBM, or after 5 s without tasks. The scheduler plugin notes the least unmanaged
     memory of each worker after each run. If that grows with nearly every run, something
     leaks or fragments the heap. The check needs three runs that ended alike, and
-    ignores memory that arrives with data. It predicts the run in which the worker
-    reaches each threshold.
+    ignores memory that arrives with data, and less than 1 % of the memory limit by run.
+    It predicts the run in which the worker reaches each threshold, and warns if the
+    first of them is at most 10 runs away.
 
     Remedy: Run ``clustertune.restart_workers(client)`` between two runs, before a
     worker reaches its first threshold. The data on the workers is kept.
-
-    Parameters
-    ----------
-    min_fraction
-        Growth per run that counts, as a fraction of the memory limit.
-    warning_runs
-        Runs until a threshold, up to which the finding is a warning.
     """
     if view.runs is None:
         return
@@ -353,7 +340,7 @@ def memory_growth(
     if not groups:
         yield _too_few_runs(view.runs)
         return
-    growing = [g for w in view.now.workers if (g := leak(w, groups, min_fraction))]
+    growing = [g for w in view.now.workers if (g := leak(w, groups))]
     if not growing:
         return
     worst = min(growing, key=lambda g: (g.first, -g.step))
@@ -362,7 +349,7 @@ def memory_growth(
     fix = remedies.restart(view, workers, when=_when(worst.first))
     reached = {f"runs_until_{name}": n for name, n in worst.reached.items()}
     yield Finding(
-        severity=Severity.warning if worst.first <= warning_runs else Severity.info,
+        severity=Severity.warning if worst.first <= SOON else Severity.info,
         message=f"unmanaged memory of {workers_text(ids)} grows from run to run: "
         f"{workers_text([worst.worker.id])} keeps {bytes_text(worst.step)} more after "
         f"each of the last {worst.seen} runs. {_forecast(worst)}",
@@ -408,21 +395,16 @@ def _when(first: int) -> str:
 # --- disks ----------------------------------------------------------------------------
 
 
-def spill_space(view: View, *, min_free_fraction: float = 0.1) -> Iterator[Finding]:
+def spill_space(view: View) -> Iterator[Finding]:
     """Find workers that spill to memory, over the network, or to a full disk.
 
     Spilling to a file system in memory frees nothing. On a network file system all
     workers wait for it. On a full disk tasks fail with ``OSError: No space left on
-    device``. The check compares the free space with the limits of the workers that
-    share the disk.
+    device``. The check reports less free space than 10 % of the limits of the workers
+    that share the disk.
 
     Remedy: Start the workers with ``--local-directory`` on a local disk with more
     space, or set ``temporary-directory`` in Dask's configuration there.
-
-    Parameters
-    ----------
-    min_free_fraction
-        Free space that a disk should have, as a fraction of its workers' limits.
     """
     spilling = [(w, d) for w, d in details_of(view) if _may_spill(w)]
     for kinds, where, harm in (
@@ -442,7 +424,7 @@ def spill_space(view: View, *, min_free_fraction: float = 0.1) -> Iterator[Findi
     for group in disks.values():
         workers, free = [w for w, _ in group], group[0][1].disk_free
         limits = sum(w.memory_limit for w in workers)
-        if free < min_free_fraction * limits:
+        if free < LITTLE_FREE * limits:
             message = (
                 f"only {bytes_text(free)} are free on the disk to which "
                 f"{workers_text([w.id for w in workers])} spill; their limits allow "

@@ -31,6 +31,9 @@ from clustertune.planner import contents, remedies, suitability
 from clustertune.planner.chunking import wanted_partitions
 from clustertune.planner.layouts import largest_partition, sum_bytes
 
+#: partitions over the workload's limit: handling more of them takes longer than a fit
+CRITICAL_RATIO = 8.0
+
 # --- rows that do not match -----------------------------------------------------------
 
 
@@ -232,35 +235,25 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
     )
 
 
-def too_many_partitions(
-    view: View, *, min_bytes: int = suitability.SMALL, critical_ratio: float = 8.0
-) -> Iterator[Finding]:
+def too_many_partitions(view: View) -> Iterator[Finding]:
     """Find so many and so small partitions that handling them costs more than the fit.
 
-    Every partition is a task to schedule, a key to keep and a block to join. For
-    training data the finding is critical far above the workload's limit. It is a
-    warning if you set the number (``rechunk=80``), or if the model depends on it.
+    Every partition is a task to schedule, a key to keep and a block to join. Partitions
+    of 1 MiB or more are never too many. For training data the finding is critical above
+    8 times the workload's limit. It is a warning if you set the number
+    (``rechunk=80``), or if the model depends on it.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which joins partitions
     unless ``rechunk=False`` is set. By hand, before loading, use ``X = X.rechunk({0:
     rows})`` for arrays, ``X = X.repartition(partition_size="100MB")`` for frames, and
     cut y at the same rows. One partition per thread is enough.
-
-    Parameters
-    ----------
-    min_bytes
-        Mean bytes of a partition from which on no number of partitions is too large.
-    critical_ratio
-        Partitions over the workload's limit, from which the finding is critical.
     """
     for number, layout in enumerate(view.layouts):
-        if suitability.too_many(layout, view, min_bytes):
-            yield _too_many(layout, view, critical_ratio, training=number == 0)
+        if suitability.too_many(layout, view):
+            yield _too_many(layout, view, training=number == 0)
 
 
-def _too_many(
-    layout: Layout, view: View, critical_ratio: float, *, training: bool
-) -> Finding:
+def _too_many(layout: Layout, view: View, *, training: bool) -> Finding:
     threads = sum(w.nthreads for w in view.eligible_workers)
     limit = view.goal.workload.max_partitions_per_thread * threads
     n_partitions = max(m.n_partitions for m in layout.collections)
@@ -271,7 +264,7 @@ def _too_many(
     else:
         n_rows = int(layout.rows.sum()) if layout.aligned else -1  # unknown
         wanted = training and n_partitions == wanted_partitions(view, n_rows)
-        worse = training and n_partitions > critical_ratio * limit and not wanted
+        worse = training and n_partitions > CRITICAL_RATIO * limit and not wanted
         severity = Severity.critical if worse else Severity.warning
         cutting = "" if wanted else view.goal.cutting_action
         remedy = _join(view, wanted=wanted)
@@ -301,24 +294,17 @@ def _join(view: View, *, wanted: bool) -> str:
     )
 
 
-def large_partitions(
-    view: View, *, max_fraction: float = suitability.LARGE
-) -> Iterator[Finding]:
+def large_partitions(view: View) -> Iterator[Finding]:
     """Find partitions that are a large part of a worker's memory.
 
     A partition is moved, cut and converted as a whole, and meanwhile its bytes are in
-    memory twice. So one large partition can make a worker spill or pause. Before
-    loading the check estimates sizes in proportion to rows.
+    memory twice. So one large partition can make a worker spill or pause. The check
+    reports more than a quarter of the smallest memory limit of the workers that may
+    train. Before loading it estimates sizes in proportion to rows.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts them if memory
     allows. By hand, before loading, use ``X = X.rechunk({0: rows})`` for arrays, ``X =
     X.repartition(partition_size="100MB")`` for frames, and cut y at the same rows.
-
-    Parameters
-    ----------
-    max_fraction
-        Bytes of a partition as a fraction of the smallest memory limit among the
-        workers that may train.
     """
     limited = [w for w in view.eligible_workers if w.memory_limit]
     if not limited:
@@ -339,7 +325,7 @@ def large_partitions(
                 ),
                 fixed_by="load" if view.loads_data else "",
             )
-        elif suitability.too_large(layout, view, max_fraction):
+        elif suitability.too_large(layout, view):
             yield warning(
                 message=f"a partition of the {layout.label} has "
                 f"{bytes_text(largest)}, {largest / limit:.0%} of the "

@@ -34,26 +34,27 @@ FROM_STORAGE = (
     "Let the workers read the data from storage, for example with "
     "`dask.dataframe.read_parquet(path)` or `dask.array.from_zarr(path)`."
 )
+ABANDONED = 10.0  # seconds: shorter tasks end before a restart would help
+TIMES = 20.0  # times the mean duration of a kind of tasks: equal tasks differ by less
+EMBEDDED = 2**24  # bytes in a graph: near 10 MB, from which Dask warns
+MUCH_EMBEDDED = 2**30  # bytes in graphs, which the scheduler keeps in its memory
+#: fractions of all memory limits, for information and for a warning
+UNRELATED, MUCH_UNRELATED = 0.1, 0.3
 Ids = tuple[str | int, ...]
 
 
 # --- tasks ----------------------------------------------------------------------------
 
 
-def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Finding]:
+def abandoned_tasks(view: View) -> Iterator[Finding]:
     """Find workers that run tasks for which no client waits.
 
     When a client leaves while its training task runs, the worker cannot stop the
     thread. XGBoost or LightGBM wait in it for partners that never connect, and keep
-    data and CPUs. Short tasks end soon, so the check needs their duration.
+    data and CPUs. Shorter tasks than 10 s end soon, so the check needs the duration.
 
     Remedy: If the tasks may be interrupted, run ``clustertune.restart_workers(client,
     workers=[...])`` for these workers. It loses no data.
-
-    Parameters
-    ----------
-    min_seconds
-        Seconds from which the check reports such tasks.
     """
     now = _with_cancelled(view.now)
     if not now:
@@ -61,7 +62,7 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
     lasting, seconds = view.longest_lasting(_with_cancelled)
     reported = {w.id: n for w in view.now.workers if (n := _cancelled_for(w)) > seconds}
     if reported:
-        lasting = frozenset(id for id in reported if reported[id] >= min_seconds)
+        lasting = frozenset(id for id in reported if reported[id] >= ABANDONED)
         seconds = max(reported.values())
     elif len(view.snapshots) == 1:
         yield unknown(
@@ -72,7 +73,7 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
             "shell.",
         )
         return
-    if seconds < min_seconds:
+    if seconds < ABANDONED:
         return
     found = [w for w in view.now.workers if w.id in lasting and w.cancelled]
     ids, tasks = tuple(w.id for w in found), sum(w.cancelled for w in found)
@@ -98,15 +99,13 @@ def _cancelled_for(worker: WorkerSnapshot) -> float:
     return known or 0.0
 
 
-def stuck_tasks(
-    view: View, *, min_seconds: float = 60.0, times: float = 20.0
-) -> Iterator[Finding]:
+def stuck_tasks(view: View, *, min_seconds: float = 60.0) -> Iterator[Finding]:
     """Find workers with a task that may never end.
 
     A training task waits without an end if another member of its fit is bound to a
-    worker that has left, as LightGBM's are. Another task that runs ``times`` as long as
-    those of its kind waits for a lock, a file or a network that does not answer. Dask
-    cannot stop a thread.
+    worker that has left, as LightGBM's are. Another task that runs 20 times as long
+    as those of its kind waits for a lock, a file or a network that does not answer.
+    Dask cannot stop a thread.
 
     Remedy: Run ``clustertune.restart_workers(client, workers=[...], end_tasks=True)``
     for these workers. It loses no data; the tasks run again, or are cancelled if they
@@ -116,8 +115,6 @@ def stuck_tasks(
     ----------
     min_seconds
         Seconds from which the check reports a task that is no training task.
-    times
-        Times the mean duration of its kind, from which the check reports such a task.
     """
     survey = view.now.survey
     if survey is None:
@@ -130,8 +127,8 @@ def stuck_tasks(
     )
     yield from _stuck(
         view,
-        [x for x in long if x.usual is not None and x.seconds >= times * x.usual],
-        f"at least {times:g} times as long as others of its kind",
+        [x for x in long if x.usual is not None and x.seconds >= TIMES * x.usual],
+        f"at least {TIMES:g} times as long as others of its kind",
     )
     yield from _stuck(
         view,
@@ -201,14 +198,14 @@ def unrunnable_tasks(view: View) -> Iterator[Finding]:
 # --- data and other keys --------------------------------------------------------------
 
 
-def data_from_client(
-    view: View, *, info_bytes: float = 2**24, warning_bytes: float = 2**30
-) -> Iterator[Finding]:
+def data_from_client(view: View) -> Iterator[Finding]:
     """Find given data that the client has sent, or will send.
 
     ``da.from_array`` of an array in memory, ``dd.from_pandas`` and
     ``delayed(f)(array)`` put the data itself into the graph. The client sends it
     through the scheduler, which keeps it (distributed#8814: "Sending large graph").
+    The check reports more than 16 MiB; above 1 GiB the finding is a warning.
+
     Dask cannot recompute such partitions, or scattered ones. If their worker dies they
     are lost, with all data made of them (distributed#3149). ``prepare`` keeps them safe
     while it moves them.
@@ -217,19 +214,13 @@ def data_from_client(
     ``dd.read_parquet(path)`` or ``da.from_zarr(path)``. Large data in a graph you can
     also send to the workers once, with ``client.scatter(array)``, and make the
     collection from the future.
-
-    Parameters
-    ----------
-    info_bytes, warning_bytes
-        Bytes in graphs from which the finding is information, and from which it is a
-        warning.
     """
-    embedded = [m for m in view.collections if (m.embedded or 0) > info_bytes]
+    embedded = [m for m in view.collections if (m.embedded or 0) > EMBEDDED]
     if embedded:
         total = sum(m.embedded or 0 for m in embedded)
         labels = tuple(m.label for m in embedded)
         yield Finding(
-            severity=Severity.warning if total > warning_bytes else Severity.info,
+            severity=Severity.warning if total > MUCH_EMBEDDED else Severity.info,
             message=f"{names_text(labels)} {verb(labels, 'has')} {bytes_text(total)} "
             "of data in the graph, which the client sends through the scheduler",
             subject=labels,
@@ -251,23 +242,16 @@ def data_from_client(
         )
 
 
-def unrelated_keys(
-    view: View, *, info_fraction: float = 0.1, warning_fraction: float = 0.3
-) -> Iterator[Finding]:
+def unrelated_keys(view: View) -> Iterator[Finding]:
     """Find memory of keys that belong to none of the given collections.
 
     A fit cannot use this memory. Often it is an earlier version of the same data, which
-    a variable, ``_`` or ``Out`` of a notebook, or a shown exception holds.
+    a variable, ``_`` or ``Out`` of a notebook, or a shown exception holds. The check
+    reports more than 10 % of all memory limits; above 30 % the finding is a warning.
 
     Remedy: Delete the variables that hold the keys with ``del`` (in IPython also
     ``%reset_selective -f name`` and ``%xdel``). If no variable is left, run
     ``clustertune.release_data(client, keep=[X, y])``.
-
-    Parameters
-    ----------
-    info_fraction, warning_fraction
-        Fraction of all memory limits from which the finding is information, and from
-        which it is a warning.
     """
     survey = view.now.survey
     limits = sum(w.memory_limit for w in view.now.workers)
@@ -275,14 +259,12 @@ def unrelated_keys(
         return
     given = int(held_bytes(view.layouts, len(view.now.workers)).sum())
     other = sum(w.managed + w.spilled for w in view.now.workers) - given
-    if other <= info_fraction * limits:
+    if other <= UNRELATED * limits:
         return
     largest = sorted(survey.prefixes, key=lambda p: -p.nbytes if p.keys else 0)[:3]
     kinds = names_text([f"{p.name} ({bytes_text(p.nbytes)})" for p in largest])
     yield Finding(
-        severity=Severity.warning
-        if other > warning_fraction * limits
-        else Severity.info,
+        severity=Severity.warning if other > MUCH_UNRELATED * limits else Severity.info,
         message=f"{bytes_text(other)} of keys belong to none of the given collections, "
         f"and a fit cannot use this memory; largest kinds of all keys: {kinds}",
         evidence={"bytes": other, "limits_bytes": limits},

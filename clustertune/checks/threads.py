@@ -42,6 +42,7 @@ from clustertune.planner.machines import (
 from clustertune.planner.remedies import Fix
 
 MILD_LOAD = 2.0  # threads per CPU of workers with one thread
+NATIVE_LOAD = 2.0  # native threads per CPU; all tasks seldom use their pools at once
 
 
 def thread_count(
@@ -165,35 +166,31 @@ def _worker_ids(hosts: Sequence[HostCpus]) -> tuple[str | int, ...]:
     return tuple(sorted((w.id for h in hosts for w in h.workers), key=str))
 
 
-def thread_pools(view: View, *, max_threads_per_cpu: float = 2.0) -> Iterator[Finding]:
+def thread_pools(view: View) -> Iterator[Finding]:
     """Find hosts on which native threads of running tasks could exceed the CPUs.
 
     Dask's nanny sets ``OMP_NUM_THREADS`` and similar variables to 1, so that one task
     per worker thread can run. With other values, or without a nanny, tasks times pool
-    size can far exceed the CPUs. The check reads the pools with threadpoolctl, if the
-    workers have it. XGBoost and LightGBM ignore the pools. scikit-learn and PyTorch use
-    them: with a pool of 1 such a task runs on one thread.
+    size can far exceed the CPUs; the check reports more than twice their number. It
+    reads the pools with threadpoolctl, if the workers have it. XGBoost and LightGBM
+    ignore the pools. scikit-learn and PyTorch use them: with a pool of 1 such a task
+    runs on one thread.
 
     Remedy: Start workers with a nanny, or choose a pool size so that threads times pool
     size is the number of CPUs: ``clustertune.resize_workers(client,
     env={"OMP_NUM_THREADS": "2"})``.
-
-    Parameters
-    ----------
-    max_threads_per_cpu
-        Native threads per CPU above which the check reports a host.
     """
     known = {w.address: d for w, d in details_of(view)}
     for workers in by_host(without_parking(view.now)).values():
         if all(w.address in known for w in workers):
             pools = [_largest_pool(known[w.address]) for w in workers]
-            yield from _too_many_native(view, workers, pools, max_threads_per_cpu)
+            yield from _too_many_native(view, workers, pools)
     yield from _pool_below_worker(view)
     yield from _unseen_pools(view)
 
 
 def _too_many_native(
-    view: View, workers: Sequence[WorkerSnapshot], pools: Sequence[int], most: float
+    view: View, workers: Sequence[WorkerSnapshot], pools: Sequence[int]
 ) -> Iterator[Finding]:
     """Report a host on which tasks times pools exceed the CPUs."""
     cpus = host_cpus(tuple(workers))
@@ -201,7 +198,7 @@ def _too_many_native(
     tasks = [1 if one_task else w.nthreads for w in workers]
     threads = sum(n * size for n, size in zip(tasks, pools, strict=True))
     # thread_count reports too many threads with pools of 1
-    few = isinstance(cpus, Unknown) or threads <= most * cpus.usable
+    few = isinstance(cpus, Unknown) or threads <= NATIVE_LOAD * cpus.usable
     if isinstance(cpus, Unknown) or few or max(pools) == 1:
         return
     # workers in the client's process have the client's pools
@@ -254,7 +251,7 @@ def _pool_below_worker(view: View) -> Iterator[Finding]:
 
 
 def _largest_pool(details: Details) -> int:
-    return max((p.threads for p in details.thread_pools or ()), default=1)
+    return max(details.thread_pools or (1,))
 
 
 def _unseen_pools(view: View) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ from clustertune.planner.layouts import collection_bytes
 
 #: types that are float64 in one array with float32
 WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
+MUCH = 2**30  # bytes of features: with fewer, narrower numbers save little
 #: how names of types of text begin
 TEXT = ("object", "string", "str")
 MAX_NAMES = 10  # columns in a message
@@ -350,21 +351,17 @@ def _encode(
     )
 
 
-def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
+def wide_dtypes(view: View) -> Iterator[Finding]:
     """Find features with wider numbers than the training needs.
 
     XGBoost keeps features as float32. Partitions of float64 need twice the memory on
-    the workers and twice the time to move, and the model is the same. Libraries also
-    make one array of all columns of a partition. One column of int64 or float64 among
-    columns of float32 makes that array float64, which needs twice the memory.
+    the workers and twice the time to move, and the model is the same. The check reports
+    more than 1 GiB of such features. Libraries also make one array of all columns of a
+    partition. One column of int64 or float64 among columns of float32 makes that array
+    float64, which needs twice the memory.
 
     Remedy: Run ``X = X.astype("float32")`` before you prepare X. Or cast only the wide
     columns: ``X = X.astype({"column": "float32"})``.
-
-    Parameters
-    ----------
-    min_bytes
-        Bytes of features above which the check reports them.
     """
     for collection in view.collections:
         yield from _mixed(collection)
@@ -375,7 +372,7 @@ def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
     size = collection_bytes(X)
     if isinstance(size, Unknown) or X.itemsize is None:
         return
-    if X.itemsize > kept and size > min_bytes:
+    if X.itemsize > kept and size > MUCH:
         saved = size - size * kept // X.itemsize
         yield info(
             message=f"{X.label} has numbers of {X.itemsize} bytes, of which "

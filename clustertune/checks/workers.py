@@ -35,6 +35,7 @@ from clustertune.planner.machines import details_of
 from clustertune.planner.memory import restart_reason
 
 ANSWERS = 5.0  # seconds without a heartbeat, for a worker that did not answer
+ALIKE = 0.05  # of the largest memory per thread: equal hosts differ by less
 DEFAULT_TTL = 300.0  # seconds: Dask's default of distributed.scheduler.worker-ttl
 
 
@@ -322,7 +323,7 @@ def no_nanny(view: View) -> Iterator[Finding]:
         )
 
 
-def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Finding]:
+def heterogeneous_workers(view: View) -> Iterator[Finding]:
     """Find workers with different numbers of threads or memory per thread.
 
     ``prepare`` places rows in proportion to threads, so a worker with twice the threads
@@ -331,11 +332,6 @@ def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Fi
     Remedy: Give all workers the same size with ``clustertune.resize_workers(client,
     nthreads=4, memory_limit="16 GiB")``, or train only on workers of one size:
     ``clustertune.prepare(client, X, y, workers=[...])``.
-
-    Parameters
-    ----------
-    tolerance
-        Fraction of the largest memory per thread by which others may be below it.
     """
     workers = view.eligible_workers
     threads = Counter(w.nthreads for w in workers)
@@ -356,19 +352,19 @@ def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Fi
             evidence={"workers": len(workers)},
             **fix._asdict(),
         )
-    if limits and min(limits) < (1 - tolerance) * max(limits):
+    if limits and min(limits) < (1 - ALIKE) * max(limits):
         yield info(
             message="workers have different memory per thread, and so for their rows: "
             f"{bytes_text(min(limits))} to {bytes_text(max(limits))}",
             subject=ids,
             evidence={"workers": len(workers)},
-            remedy=_on_larger_workers(view, max(limits), tolerance),
+            remedy=_on_larger_workers(view, max(limits)),
         )
 
 
-def _on_larger_workers(view: View, largest: float, tolerance: float) -> str:
+def _on_larger_workers(view: View, largest: float) -> str:
     """Code that trains only on workers with much memory per thread."""
-    enough = (1 - tolerance) * largest
+    enough = (1 - ALIKE) * largest
     ids = [
         w.id
         for w in view.eligible_workers

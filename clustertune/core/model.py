@@ -46,7 +46,6 @@ from clustertune.core.snapshots import RunningTask as RunningTask
 from clustertune.core.snapshots import Snapshot as Snapshot
 from clustertune.core.snapshots import Survey as Survey
 from clustertune.core.snapshots import TaskPrefix as TaskPrefix
-from clustertune.core.snapshots import ThreadPool as ThreadPool
 from clustertune.core.snapshots import Thresholds as Thresholds
 from clustertune.core.snapshots import Unknown as Unknown
 from clustertune.core.snapshots import UnmetRestriction as UnmetRestriction

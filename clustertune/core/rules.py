@@ -168,6 +168,7 @@ ENDS = ("hold", "training", "gap")
 ENOUGH = 3  # runs: two steps
 LAST = 10  # runs, to find a leak that begins late
 MOSTLY = 0.8  # fraction of the steps that must be large
+LEAST_GROWTH = 0.01  # of the memory limit by run: less needs 50 runs for half of it
 
 
 class MemoryAfterRun(NamedTuple):

@@ -70,21 +70,11 @@ class WorkerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadPool:
-    """A thread pool of a native library in a process."""
-
-    api: str  # "blas" or "openmp"
-    library: str  # beginning of its file name, like "libopenblas"
-    threads: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
     """Facts of a worker that only a diagnosis needs."""
 
-    pid: int  # the same for workers that share a process
-    #: None: threadpoolctl is not installed there
-    thread_pools: tuple[ThreadPool, ...] | None
+    #: threads of each native library's pool; None: threadpoolctl is not installed there
+    thread_pools: tuple[int, ...] | None
     variables: Mapping[str, str]  # environment variables that set numbers of threads
     disk: str  # kind of file system to which the worker spills
     disk_total: int  # bytes
@@ -212,7 +202,6 @@ class KeyGroup:
     scattered: int  # keys that cannot be recomputed
     mine: bool  # whether the asking client wants them
     others: tuple[str, ...] = ()  # ids of other clients, such as "published-train"
-    coming: int = 0  # further tasks of the prefix that are not finished
 
     @property
     def alone(self) -> bool:

@@ -26,7 +26,6 @@ from clustertune.core.model import (
     Snapshot,
     Survey,
     TaskPrefix,
-    ThreadPool,
     Unknown,
     UnmetRestriction,
     WorkerSnapshot,
@@ -97,10 +96,8 @@ async def with_running_tasks(client: Client) -> Snapshot:
 def _details(answer: Mapping[str, Any], now: float) -> Details:
     kind, total, free = answer["disk"]
     left, pools = answer["lifetime"], answer["pools"]
-    names = ("api", "library", "threads")
     return Details(
-        pid=answer["pid"],
-        thread_pools=None if pools is None else _read_rows(ThreadPool, names, pools),
+        thread_pools=None if pools is None else tuple(pools),
         variables=dict(answer["variables"]),
         disk=kind,
         disk_total=total,
@@ -235,7 +232,7 @@ async def look_at_keys(client: Client, names: Sequence[Key]) -> dict[str, Any]:
 
 async def holdings(client: Client, kept: Sequence[Key]) -> tuple[KeyGroup, ...]:
     """Return the keys in memory except for ``kept``, and the clients that want them."""
-    names = ("prefix", "keys", "nbytes", "scattered", "coming", "mine")
+    names = ("prefix", "keys", "nbytes", "scattered", "mine")
     groups = await monitor.ask(
         client, "holdings", owner=client.id, kept=keys.pack(kept)
     )

@@ -27,7 +27,6 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from distributed import Client
 
-from clustertune import checks
 from clustertune.actions import restart as restarting
 from clustertune.actions.cluster.live import (
     RESTARTABLE,
@@ -393,13 +392,9 @@ class Options:
             workers=arguments.names("workers", workers),
         )
 
-    def terms(
-        self, now: float, owner: str, reason: str | None, growth: float = 0.0
-    ) -> dict[str, Any]:
+    def terms(self, now: float, owner: str, reason: str | None) -> dict[str, Any]:
         """Return the part of a request that needs no facts of the workers.
 
-        ``growth`` is the growth by run that counts for ``if_needed``, as a fraction of
-        the memory limit; 0 for a list.
         Raise ValueError if ``cron`` has no times.
         """
         expires = now + self.lifetime
@@ -417,7 +412,7 @@ class Options:
             "idle_for": self.idle_for,
             "instants": list(instants),
             "expires": expires,
-            "if_needed": growth if self.if_needed else None,
+            "if_needed": self.if_needed,
             "workers": self.workers,
         }
 
@@ -453,8 +448,7 @@ async def _send(
     )
     await cluster.open(None, needs=RESTARTABLE)
     view = await cluster.look(lambda *_: None)
-    least = float(checks.setting("memory_growth", "min_fraction"))
-    terms = options.terms(view.now.time, client.id, reason, least)
+    terms = options.terms(view.now.time, client.id, reason)
     ids = None
     if options.workers is not None:
         ids = sorted(ids_of(options.workers, view), key=str)

@@ -284,14 +284,11 @@ class Leak(NamedTuple):
         return min(self.reached.values())
 
 
-def leak(
-    worker: WorkerSnapshot, groups: Sequence[Sequence[Run]], least: float
-) -> Leak | None:
+def leak(worker: WorkerSnapshot, groups: Sequence[Sequence[Run]]) -> Leak | None:
     """Return how fast a worker's memory grows, or None if it does not.
 
     Each group has runs that ended alike, oldest first. The first group in which memory
-    grows counts. ``least`` is the smallest growth per run that counts, as a fraction of
-    the memory limit.
+    grows counts.
     """
     lines = {
         level.name: level.fraction * worker.memory_limit
@@ -305,7 +302,7 @@ def leak(
             for n, run in enumerate(group)
             if worker.id in run.floors
         ]
-        growth = step(memory, least * worker.memory_limit)
+        growth = step(memory, rules.LEAST_GROWTH * worker.memory_limit)
         if growth is not None:
             peak = worker.managed + memory[-1].unmanaged + _peak_bytes(worker.id, runs)
             reached = {

@@ -26,16 +26,16 @@ _ROUNDING = 1e-9
 # --- sizes ----------------------------------------------------------------------------
 
 
-def too_large(layout: Layout, view: View, fraction: float = LARGE) -> bool | Unknown:
+def too_large(layout: Layout, view: View) -> bool | Unknown:
     """Return whether a partition exceeds a fraction of the smallest memory limit."""
     limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
     if not limits:
         return False
     largest = layouts.largest_partition(layout)
-    return largest if isinstance(largest, Unknown) else largest > fraction * min(limits)
+    return largest if isinstance(largest, Unknown) else largest > LARGE * min(limits)
 
 
-def too_many(layout: Layout, view: View, small: int = SMALL) -> bool | Unknown:
+def too_many(layout: Layout, view: View) -> bool | Unknown:
     """Return whether each thread has too many partitions whose mean size is small."""
     threads = sum(w.nthreads for w in view.eligible_workers)
     n_partitions = max(m.n_partitions for m in layout.collections)
@@ -43,7 +43,7 @@ def too_many(layout: Layout, view: View, small: int = SMALL) -> bool | Unknown:
     if not threads or n_partitions <= most:
         return False
     size = layouts.sum_bytes(layout.collections)
-    return size if isinstance(size, Unknown) else size / n_partitions < small
+    return size if isinstance(size, Unknown) else size / n_partitions < SMALL
 
 
 # --- evenness -------------------------------------------------------------------------

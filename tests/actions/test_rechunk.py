@@ -216,16 +216,6 @@ def test_how_many_workers_would_do() -> None:
     assert 6 <= enough <= 9
 
 
-def test_the_users_settings_decide_what_suits() -> None:
-    """The settings define small partitions, which are joined."""
-    data = layout([20_000] * 600, [0, 1] * 300, ("X",))
-    seen = view(two(), [data])
-    settings = {"too_many_partitions": {"min_bytes": 2**30}}
-    found = checks.run(seen, settings)
-    (step,) = rechunk.propose(found, seen)
-    assert len(step.args.rows) < 600
-
-
 def test_whole_old_partitions_leave_first_where_they_are_freed() -> None:
     """Remaining partitions are copied last, when the others have freed memory."""
     some = [worker(i) for i in range(4)]

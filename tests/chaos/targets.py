@@ -370,7 +370,7 @@ def _configs() -> list[bytes]:
     own = settings.defaults()
     env = {
         "DASK_CLUSTERTUNE__HISTORY__LABEL": "10",
-        "DASK_CLUSTERTUNE__CHECKS__MEMORY_GROWTH__LEAST": "0.1",
+        "DASK_CLUSTERTUNE__CHECKS__STUCK_TASKS__MIN_SECONDS": "0.1",
     }
     return [dumped(own), dumped({"env": env}), yaml.safe_dump(own).encode()]
 

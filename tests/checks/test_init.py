@@ -11,7 +11,7 @@ from clustertune import checks
 from clustertune.core.model import Finding, Severity
 from clustertune.errors import AlignmentError
 from clustertune.planner import plan
-from tests.builders import layout, runs, snapshot, view, worker
+from tests.builders import details, layout, runs, snapshot, view, worker
 
 PACKAGE = Path(clustertune.__file__).parent
 MODULES = sorted((PACKAGE / "checks").glob("*.py"))
@@ -247,15 +247,14 @@ def test_worst_findings_come_first(monkeypatch):
 
 def test_settings_reach_their_check():
     """A setting below the name of a check is passed to that check."""
-    data = [layout([10] * 600, [0, 1] * 300)]
+    seen = view([worker(0, details=details(expires=1900.0))])
 
-    def crowded(**settings):
-        found = checks.run(view(layouts=data), {"too_many_partitions": settings})
-        return [f.severity for f in found if f.check == "too_many_partitions"]
+    def ending(**settings):
+        found = checks.run(seen, {"worker_lifetime": settings})
+        return [f.severity for f in found if f.check == "worker_lifetime"]
 
-    assert crowded() == [Severity.warning]
-    assert crowded(critical_ratio=1.0) == [Severity.critical]
-    assert crowded(min_bytes=100) == []
+    assert ending() == [Severity.warning]
+    assert ending(warning_seconds=10.0) == [Severity.info]
 
 
 def test_settings_of_unknown_checks_are_refused():

@@ -328,10 +328,10 @@ def test_counted_twice():
 MIB = 2**20
 
 
-def find_memory_growth(*floors, **options):
+def find_memory_growth(*floors):
     """Return findings for a worker with these MiB after each run."""
     past = runs(*({0: n * MIB} for n in floors))
-    return list(memory_growth(view([worker(0)], runs=past), **options))
+    return list(memory_growth(view([worker(0)], runs=past)))
 
 
 def test_silent_where_nobody_asked():

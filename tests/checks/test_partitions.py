@@ -368,9 +368,9 @@ def partitions(n, **fields):
     return layout([10] * n, [0] * n, **fields)
 
 
-def find_too_many_partitions(*layouts, workers=(), **settings):
+def find_too_many_partitions(*layouts, workers=()):
     """Return findings with a limit of 10 partitions for each thread."""
-    return list(too_many_partitions(view(workers, layouts, workload=TEN), **settings))
+    return list(too_many_partitions(view(workers, layouts, workload=TEN)))
 
 
 @pytest.mark.parametrize(
@@ -440,13 +440,6 @@ def test_a_number_that_is_wanted_is_never_critical():
         (finding,) = too_many_partitions(seen)
         assert finding.severity is Severity.critical
         assert finding.fixed_by == "rechunk"
-
-
-def test_settings_say_what_is_small_and_what_is_excess():
-    """Settings allow smaller or more partitions."""
-    assert find_too_many_partitions(partitions(21), min_bytes=880) == []
-    (finding,) = find_too_many_partitions(partitions(21), critical_ratio=1.0)
-    assert finding.severity is Severity.critical
 
 
 def test_many_partitions_of_unknown_size_are_unknown():
@@ -524,15 +517,6 @@ def test_a_large_partition_is_a_warning():
         "worker 1 may use; moving or cutting it takes twice that memory"
     )
     assert finding.evidence == {"partition_bytes": 1760, "limit_bytes": 4000}
-
-
-def test_fraction_sets_how_large_is_large():
-    """The setting allows half of a worker."""
-    data = [layout([20], [0])]
-    assert (
-        list(large_partitions(view(workers=WORKERS, layouts=data), max_fraction=0.5))
-        == []
-    )
 
 
 def test_sizes_that_are_not_known_are_unknown():

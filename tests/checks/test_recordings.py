@@ -20,7 +20,6 @@ from clustertune.core.model import (
     Finding,
     Run,
     Severity,
-    ThreadPool,
     Unknown,
     UnmetRestriction,
     View,
@@ -210,8 +209,6 @@ def grown(view: View) -> View:
     return replace(view, runs=past)
 
 
-BLAS = (ThreadPool(api="blas", library="libopenblas", threads=64),)
-
 # (what, in which cluster, change, check, least severity, part of the remedy)
 FAULTS = [
     ("at terminate", "stock", worker(process=0.96), "memory_pressure", 3, "clustertune.trim_memory("),
@@ -231,7 +228,7 @@ FAULTS = [
     ("spills to memory", "stock", details(disk="tmpfs"), "spill_space", 1, "--local-directory"),
     ("spills to a network", "stock", details(disk="nfs4"), "spill_space", 1, "--local-directory"),
     ("disk full", "stock", details(disk_free=10**6), "spill_space", 2, "--local-directory"),
-    ("pools", "stock", details(thread_pools=BLAS), "thread_pools", 2, "OMP_NUM_THREADS"),
+    ("pools", "stock", details(thread_pools=(64,)), "thread_pools", 2, "OMP_NUM_THREADS"),
     ("pools unseen", "stock", details(thread_pools=None), "thread_pools", 0, "threadpool"),
     ("threads above CPUs", "stock", every(nthreads=64), "thread_count", 2, "nthreads="),
     ("paused", "stock", worker(status="paused"), "paused_workers", 3, "clustertune.trim_memory("),

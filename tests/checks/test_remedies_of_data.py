@@ -16,6 +16,7 @@ from distributed import Client
 from xgboost.dask import DaskXGBClassifier
 
 import clustertune
+from clustertune.checks import values
 from clustertune.core.model import Severity
 from tests.checks.applying import Situation
 from tests.processes import local_workers, stop_stealing
@@ -188,16 +189,18 @@ def from_one(client: Client) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_of_training_data(client: Client, name: str) -> None:
+def test_of_training_data(
+    client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "MUCH", 0)
     made = CASES[name](client)
     lines, line = made.pop("lines", 1), made.pop("line", 0)
     names = {k: made.pop(k) for k in ("X", "y", "qid") if k in made}
     names["ranker"] = "lightgbm_rank"
     situation = Situation(client, names, **made)
-    with dask.config.set({"clustertune.checks.wide_dtypes.min_bytes": 0}):
-        for _ in range(lines):
-            situation.apply(name, line)
-        assert not situation.found(name)
+    for _ in range(lines):
+        situation.apply(name, line)
+    assert not situation.found(name)
 
 
 @pytest.mark.parametrize("kind", ["array", "frame"])

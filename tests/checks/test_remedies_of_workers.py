@@ -27,7 +27,7 @@ from distributed import Client, Event, LocalCluster, wait
 
 import clustertune
 from clustertune import checks
-from clustertune.checks import threads
+from clustertune.checks import memory, scheduler, threads
 from clustertune.cli import main
 from clustertune.core.model import Severity, View
 from clustertune.remote.scheduler.state import PARKING_PREFIX
@@ -62,7 +62,7 @@ def test_every_check_has_a_case() -> None:
 
 @contextmanager
 def settings(**values: Any) -> Iterator[None]:
-    """Set settings of checks: ``spill_space=dict(min_free_fraction=0)``."""
+    """Set settings of checks: ``stuck_tasks=dict(min_seconds=9)``."""
     with dask.config.set({f"clustertune.checks.{k}": v for k, v in values.items()}):
         yield
 
@@ -216,34 +216,36 @@ def test_memory_pressure(local_cluster: Any) -> None:
     until(lambda: not situation.found("memory_pressure"))
 
 
-def test_unrelated_keys(local_cluster: Any) -> None:
+def test_unrelated_keys(local_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other data is released, and the given data stays."""
+    monkeypatch.setattr(scheduler, "UNRELATED", 0.01)
     _, client = local_cluster(1)
     X = client.persist(da.ones((100, 2), chunks=50))
     old = client.submit(np.ones, 20 * MIB)
     wait([X, old])
     situation = Situation(client, {"X": X})
-    with settings(unrelated_keys={"info_fraction": 0.01}):
-        (finding,) = until(lambda: situation.found("unrelated_keys"))
-        assert finding.evidence["bytes"] == 160 * MIB
-        situation.apply("unrelated_keys", 1)
-        until(lambda: not situation.found("unrelated_keys"))
+    (finding,) = until(lambda: situation.found("unrelated_keys"))
+    assert finding.evidence["bytes"] == 160 * MIB
+    situation.apply("unrelated_keys", 1)
+    until(lambda: not situation.found("unrelated_keys"))
     assert X.sum().compute() == 200
 
 
-def test_overcounted_memory(local_cluster: Any) -> None:
+def test_overcounted_memory(
+    local_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Copies of the slices have their own memory."""
+    monkeypatch.setattr(memory, "OVERCOUNTED", 0.02)
     _, client = local_cluster(1)
     whole = client.submit(np.ones, (10, 4 * MIB // 8))
     views = [client.submit(lambda x, i: x[i:], whole, i) for i in range(10)] * 2
     wait(views)
     situation = Situation(client)
-    with settings(overcounted_memory={"max_fraction": 0.02}):
-        (finding,) = until(lambda: situation.found("overcounted_memory"))
-        counted = finding.evidence["counted_bytes"]
-        assert counted == pytest.approx(260 * MIB, rel=0.1)  # and 40 are there
-        del whole, views
-        until(lambda: not situation.found("overcounted_memory"))
+    (finding,) = until(lambda: situation.found("overcounted_memory"))
+    counted = finding.evidence["counted_bytes"]
+    assert counted == pytest.approx(260 * MIB, rel=0.1)  # and 40 are there
+    del whole, views
+    until(lambda: not situation.found("overcounted_memory"))
 
 
 def severities(situation: Situation, name: str) -> list[Severity]:
@@ -283,13 +285,14 @@ def until_open(now: bool) -> None:
         Event("open").wait()
 
 
-def test_stuck_tasks(local_cluster: Any) -> None:
+def test_stuck_tasks(local_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker restarts, and the task runs again."""
+    monkeypatch.setattr(scheduler, "TIMES", 0.01)
     _, client = local_cluster(1)
     client.submit(until_open, True).result()
     stuck = client.submit(until_open, False, pure=False)
     situation = Situation(client)
-    with settings(stuck_tasks={"min_seconds": 0.01, "times": 0.01}):
+    with settings(stuck_tasks={"min_seconds": 0.01}):
         until(lambda: situation.found("stuck_tasks"))
         (pid,) = client.run(os.getpid).values()
         situation.apply("stuck_tasks")
@@ -299,18 +302,18 @@ def test_stuck_tasks(local_cluster: Any) -> None:
     assert not situation.found("stuck_tasks")
 
 
-def test_abandoned_tasks(local_cluster: Any) -> None:
+def test_abandoned_tasks(local_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker that runs them restarts."""
+    monkeypatch.setattr(scheduler, "ABANDONED", 0.01)
     _, client = local_cluster(2)
     with Client(client.scheduler.address, set_as_default=False) as other:
         future = other.submit(until_open, False, pure=False)
         until(lambda: any(client.processing().values()))
         del future
     situation = Situation(client)
-    with settings(abandoned_tasks={"min_seconds": 0.01}):
-        until(lambda: situation.found("abandoned_tasks"))
-        situation.apply("abandoned_tasks")
-        assert not situation.found("abandoned_tasks")
+    until(lambda: situation.found("abandoned_tasks"))
+    situation.apply("abandoned_tasks")
+    assert not situation.found("abandoned_tasks")
 
 
 def test_unrunnable_tasks(local_cluster: Any) -> None:

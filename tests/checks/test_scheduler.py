@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import dask
 import pytest
 from distributed import Client, Event
 
 import clustertune
+from clustertune.checks import scheduler
 from clustertune.checks.scheduler import (
     abandoned_tasks,
     data_from_client,
@@ -57,12 +57,12 @@ def test_abandoned():
 
 def test_the_worker_reports_for_how_long():
     """Then one reading is enough."""
-    seconds = {"details": details(cancelled=30.0)}
-    seen = [worker(0, cancelled=1, **seconds), worker(1)]
+    seen = [worker(0, cancelled=1, details=details(cancelled=30.0)), worker(1)]
     (finding,) = abandoned_tasks(view(seen))
     assert (finding.severity, finding.subject) == (Severity.warning, (0,))
     assert finding.evidence == {"tasks": 1, "seconds": 30.0}
-    assert not list(abandoned_tasks(view(seen), min_seconds=40.0))
+    seen = [worker(0, cancelled=1, details=details(cancelled=5.0)), worker(1)]
+    assert not list(abandoned_tasks(view(seen)))
 
 
 def _train(gate):
@@ -70,8 +70,9 @@ def _train(gate):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_live(c, s, a, b):
+async def test_live(c, s, a, b, monkeypatch):
     """A client closes while its task runs, and the thread cannot be stopped."""
+    monkeypatch.setattr(scheduler, "ABANDONED", 0.5)
     gate = Event("gate", client=c)
     # its result is not what keeps the worker: the thread is in native code, say
     # nor may its thread take this client, which goes, for the one that it waits with
@@ -79,14 +80,12 @@ async def test_live(c, s, a, b):
     async with Client(s.address, **options) as other:
         task = other.submit(_train, gate.name, workers=[a.address])
         await soon(lambda: a.state.executing_count)
-        settings = {"clustertune.checks.abandoned_tasks.min_seconds": 0.5}
-        with dask.config.set(settings):
-            async with clustertune.Monitor(c, interval=0.1) as monitor:
-                monitor._watch.hold = 0.1
-                assert _names(monitor) == set()
-                await other.close()
-                await a.heartbeat()
-                await soon(lambda: "abandoned_tasks" in _names(monitor))
+        async with clustertune.Monitor(c, interval=0.1) as monitor:
+            monitor._watch.hold = 0.1
+            assert _names(monitor) == set()
+            await other.close()
+            await a.heartbeat()
+            await soon(lambda: "abandoned_tasks" in _names(monitor))
     await gate.set()
     del task
 

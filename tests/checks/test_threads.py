@@ -10,7 +10,7 @@ from clustertune.checks.threads import (
     thread_count,
     thread_pools,
 )
-from clustertune.core.model import Profile, Severity, ThreadPool, Unknown
+from clustertune.core.model import Profile, Severity, Unknown
 from tests.builders import details, layout, snapshot, survey, view, worker
 
 # --- thread_count ---------------------------------------------------------------------
@@ -204,13 +204,12 @@ def test_host_names_are_made_safe():
 def find_thread_pools(
     threads, *, nthreads=2, workers=2, address="tcp://127.0.0.1/{}", kind=""
 ):
-    pools = (ThreadPool(api="blas", library="libopenblas", threads=threads),)
     some = [
         worker(
             i,
             nthreads=nthreads,
             address=address.format(i),
-            details=details(thread_pools=pools),
+            details=details(thread_pools=(threads,)),
         )
         for i in range(workers)
     ]

@@ -178,6 +178,7 @@ def test_a_setting_that_does_not_exist() -> None:
         ("memory_pressure.close_fraction", 10**400, "must be a number"),
         ("thread_count.shared_hosts", 1, "must be True or False, like False"),
         ("memory_pressure.far", 1, "has no setting 'far'; it has close_fraction"),
+        ("memory_growth.min_fraction", 0.1, "no setting 'min_fraction'; it has none"),
         ("divination.most", 1, "there is no check 'divination'; checks are"),
     ],
 )
@@ -191,12 +192,12 @@ def test_what_is_wrong(name: str, value: object, text: str) -> None:
     assert name.partition(".")[0] in done.stderr
 
 
-@pytest.mark.parametrize("name", ["checks", "checks.memory_growth", "history"])
+@pytest.mark.parametrize("name", ["checks", "checks.memory_pressure", "history"])
 def test_a_heading_with_nothing_below(name: str) -> None:
     """An empty section in a file sets nothing, and defaults hold."""
     with dask.config.set({f"clustertune.{name}": None}):
-        checks.configured()
-        assert checks.setting("memory_growth", "min_fraction") == 0.01
+        given = checks.configured().get("memory_pressure", {})
+        assert given.get("close_fraction", 0.1) == 0.1
         assert settings.history()["label"] is None
     with (
         dask.config.set({f"clustertune.{name}": "x"}),

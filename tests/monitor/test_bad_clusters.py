@@ -226,7 +226,6 @@ async def test_hostile_answers(
     """Facts and errors of a worker are escaped."""
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     answers = {
-        "pid": 1,
         "pools": None,
         "variables": {EVIL: EVIL},
         "disk": [EVIL, 2**40, 1],

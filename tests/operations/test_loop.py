@@ -469,11 +469,11 @@ def test_settings_of_checks() -> None:
     """Checks get their settings; wrong ones are refused before any change."""
     cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0, 1] * 6)]))
     found = run(
-        cluster, settings={"large_partitions": {"max_fraction": 1e-9}}
+        cluster, settings={"memory_pressure": {"close_fraction": 1.0}}
     ).findings[0]
-    assert "large_partitions" in {f.check for f in found}
-    with pytest.raises(ValueError, match="large_partitions"):
-        run(cluster, settings={"large_partitions": {"fractoin": 1.0}})
+    assert "memory_pressure" in {f.check for f in found}
+    with pytest.raises(ValueError, match="memory_pressure"):
+        run(cluster, settings={"memory_pressure": {"close_fractoin": 1.0}})
 
 
 # --- whatever the layout --------------------------------------------------------------

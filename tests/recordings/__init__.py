@@ -37,7 +37,6 @@ KINDS: Mapping[str, Any] = {
         model.Thresholds,
         model.Details,
         model.HeldData,
-        model.ThreadPool,
         model.Survey,
         model.UnmetRestriction,
         model.TaskPrefix,

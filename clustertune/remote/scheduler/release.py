@@ -72,9 +72,9 @@ async def holdings(
 
     Returns
     -------
-    list of [prefix, keys, nbytes, scattered, coming, mine, others]
-        ``coming`` are tasks without a result yet, ``others`` clients besides the owner,
-        also Dask's clients of names, such as ``published-train``.
+    list of [prefix, keys, nbytes, scattered, mine, others]
+        ``others`` are clients besides the owner, also Dask's clients of names, such as
+        ``published-train``. Tasks without a result yet are no keys, but have clients.
     """
     found: dict[tuple[str, frozenset[str]], list[int]] = {}
     async for ts, wanting in wanted_tasks(scheduler, await Places.of([kept])):
@@ -84,11 +84,10 @@ async def holdings(
         entry = (str(ts.prefix.name), wanting)
         if entry not in found and len(found) >= MAX_GROUPS:
             entry = ("", wanting)
-        numbers = found.setdefault(entry, [0, 0, 0, 0])
+        numbers = found.setdefault(entry, [0, 0, 0])
         numbers[0] += there
         numbers[1] += ts.nbytes if there else 0
         numbers[2] += there and not is_computable(ts)
-        numbers[3] += not there
     return [
         [prefix, *numbers, owner in wanting, sorted(wanting - {owner})]
         for (prefix, wanting), numbers in found.items()

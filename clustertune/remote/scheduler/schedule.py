@@ -46,9 +46,8 @@ class Schedule:
     terms
         As ``operations.schedules`` sends them: ``owner``, ``reason``,
         ``idle_for`` (seconds), ``instants`` (epoch seconds, in order; empty: as soon as
-        possible), ``expires`` (epoch seconds), ``if_needed`` (bytes per run that count
-        as growth, as a fraction of the memory limit; None: restart anyway), ``fresh``
-        (bytes of a process without keys),
+        possible), ``expires`` (epoch seconds), ``if_needed`` (whether to restart only
+        workers that need it), ``fresh`` (bytes of a process without keys),
         ``workers`` (ids; None: all current workers), ``collections`` (packed keys of
         row-aligned ones), ``thresholds`` (pairs of an id and the thresholds of its
         process by name, as fractions of the limit), ``parking`` (pickled code for
@@ -146,7 +145,7 @@ class Schedule:
 
     def describe(self, now: float) -> dict[str, Any]:
         """Return plain values; ``now`` makes ages independent of the reader's clock."""
-        given = ("owner", "reason", "idle_for", "expires", "workers")
+        given = ("owner", "reason", "idle_for", "expires", "if_needed", "workers")
         return {name: self.terms[name] for name in given} | {
             "id": self.name,
             "now": now,
@@ -154,7 +153,6 @@ class Schedule:
             "state": self.state,
             "waits": self.waits,
             "instants": list(self.instants),
-            "if_needed": self.terms["if_needed"] is not None,
             "left": self.left,
             "last": self.last,
         }

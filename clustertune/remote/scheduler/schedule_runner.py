@@ -184,7 +184,7 @@ class ScheduleRunner:
         self, schedule: Schedule, refused: Mapping[Any, str], clock: float
     ) -> None:
         text = _texts(refused) or "none of its workers is on the cluster"
-        if needless := schedule.terms["if_needed"] is not None and not refused:
+        if needless := schedule.terms["if_needed"] and not refused:
             text = "no worker needs a restart"
         if needless and schedule.instants:  # the next instant is another chance
             self._note(schedule, "not needed", text)
@@ -202,7 +202,7 @@ class ScheduleRunner:
         wanted = schedule.terms["workers"] if schedule.left is None else schedule.left
         if wanted is not None:
             there = {id: there[id] for id in wanted if id in there}
-        if schedule.left is None and schedule.terms["if_needed"] is not None:
+        if schedule.left is None and schedule.terms["if_needed"]:
             reasons = self._needs(schedule, there)
             there = {id: ws for id, ws in there.items() if reasons[id]}
         ours = get_versions()["packages"]
@@ -215,9 +215,9 @@ class ScheduleRunner:
 
     def _needs(self, schedule: Schedule, there: Mapping[Any, Any]) -> dict[Any, str]:
         """Return why each worker needs a restart, or ""; see ``restart_reason``."""
-        runs, least = self.plugin.runs.kept, schedule.terms["if_needed"]
         limits = {id: ws.memory_limit or 0 for id, ws in there.items()}
-        grows = growth(runs, {id: least * limit for id, limit in limits.items()})
+        least = {id: rules.LEAST_GROWTH * limit for id, limit in limits.items()}
+        grows = growth(self.plugin.runs.kept, least)
         thresholds, found = self._thresholds(schedule), {}
         for id, ws in there.items():
             memory = memory_of(ws)

@@ -294,14 +294,12 @@ def _read(file: Path) -> str:
 
 
 def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
-    """Process id, thread pools, disk, lifetime and packages; plain types."""
-    process = psutil.Process()
+    """Thread pools, disk, lifetime and packages; plain types."""
     return {
-        "pid": process.pid,
         "pools": pools(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
         "disk": disk(dask_worker.local_directory),
-        "lifetime": _left(dask_worker, process),
+        "lifetime": _left(dask_worker, psutil.Process()),
         "cancelled": _cancelled(dask_worker),
         "packages": installed(packages),
     }
@@ -324,14 +322,14 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
     return {name: text for name, text in found.items() if text is not None}
 
 
-def pools() -> list[list[Any]] | None:
-    """(kind, library, threads) of every pool; None without threadpoolctl."""
+def pools() -> list[int] | None:
+    """Threads of the pool of each native library; None without threadpoolctl."""
     try:
         from threadpoolctl import threadpool_info
     except ImportError:
         return None
     return [
-        [str(p["user_api"]), str(p["prefix"]), int(p["num_threads"])]
+        int(p["num_threads"])
         for p in threadpool_info()
         if p["num_threads"]  # None: the library does not say
     ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
 from distributed.utils_test import captured_logger
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clustertune.checks.memory import memory_growth
+from clustertune.core import rules
 from clustertune.monitor import inquiry, monitor
 from clustertune.remote.scheduler import lease
 from clustertune.remote.scheduler.lease import (
@@ -242,6 +244,7 @@ def test_growth_is_that_of_the_check(floors: list[int], least: float) -> None:
     floors = [n * 2**20 for n in floors]
     it = worker(0)
     seen = view([it], runs=past(*({0: n} for n in floors)))
-    found = list(memory_growth(seen, min_fraction=least))
+    with patch.object(rules, "LEAST_GROWTH", least):
+        found = list(memory_growth(seen))
     ours = growth([{"floors": [(0, n)]} for n in floors], {0: least * it.memory_limit})
     assert any(f.subject == (0,) for f in found) == bool(ours.get(0))

@@ -166,7 +166,7 @@ async def test_events_and_holds(c, s, a, b):
     hold = {"owner": c.id, "label": "a fit", "token": "h", "hold": True}
     await monitor.ask(c, "acquire", **hold)
     terms = {"owner": "me", "reason": None, "idle_for": 60.0, "instants": []}
-    terms |= {"if_needed": 0.01, "workers": None}
+    terms |= {"if_needed": True, "workers": None}
     schedules = s.plugins[NAME].schedules
     name = schedules.add(terms | {"expires": time() + 60})["id"]
     await soon(lambda: schedules.kept[name].waits.startswith("held"))

@@ -132,7 +132,7 @@ async def test_refused_calls_are_logged(c, s, a, b):
 def terms(owner):
     """A restart that waits for a long time."""
     found = {"owner": owner, "reason": "weekly", "idle_for": 600.0, "instants": []}
-    found |= {"if_needed": None, "workers": [0], "thresholds": [(0, {"spill": 0.7})]}
+    found |= {"if_needed": False, "workers": [0], "thresholds": [(0, {"spill": 0.7})]}
     return found | {"expires": time() + 3600}
 
 

@@ -19,7 +19,7 @@ IDLE = 30.0
 def schedule(**terms: Any) -> Schedule:
     """Return a schedule that was made at time 0."""
     given = {"idle_for": IDLE, "instants": [], "expires": 1000.0}
-    given |= {"owner": "me", "reason": None, "if_needed": None, "workers": None}
+    given |= {"owner": "me", "reason": None, "if_needed": False, "workers": None}
     return Schedule("name", given | terms, 0.0, 0.0)
 
 

@@ -37,7 +37,7 @@ def terms(**others: Any) -> dict[str, Any]:
         "idle_for": 0.2,
         "instants": [],
         "expires": time() + 60,
-        "if_needed": None,
+        "if_needed": False,
         "fresh": 0,
         "workers": None,
         "collections": [],
@@ -172,7 +172,7 @@ async def test_process_limits_of_the_others(c: Any, s: Any, *workers: Any) -> No
 async def test_a_worker_without_thresholds(c: Any, s: Any, *workers: Any) -> None:
     """It is not restarted for the thresholds of another worker, and has no limit."""
     lines = [(0, {"pause": 0.8, "spill": 0.7}), (1, {})]
-    plugin, it = begin(s, if_needed=0.01, thresholds=lines)
+    plugin, it = begin(s, if_needed=True, thresholds=lines)
     plugin.schedules.cancel(it.name)
     first, second = sorted(s.workers.values(), key=lambda ws: ws.name)
     for ws in (first, second):
@@ -187,7 +187,7 @@ async def test_a_worker_without_thresholds(c: Any, s: Any, *workers: Any) -> Non
 async def test_only_workers_that_need_it(c: Any, s: Any, *workers: Any) -> None:
     """A gap or a time is not used while no worker needs a restart."""
     lines = [(id, {"pause": 0.8, "spill": 0.7}) for id in (0, 1)]
-    plugin, it = begin(s, if_needed=0.01, thresholds=lines)
+    plugin, it = begin(s, if_needed=True, thresholds=lines)
     await waits(it, "no worker needs a restart")
     first, second = sorted(s.workers.values(), key=lambda ws: ws.name)
     first.nanny = second.nanny = "tcp://nanny"
@@ -213,7 +213,7 @@ async def test_only_workers_that_need_it(c: Any, s: Any, *workers: Any) -> None:
     first.nanny = second.nanny = None
     then = time() + 0.3
     name = plugin.schedules.add(
-        terms(if_needed=0.01, thresholds=lines, instants=[then, then + 900])
+        terms(if_needed=True, thresholds=lines, instants=[then, then + 900])
     )["id"]
     it = plugin.schedules.kept[name]
     await soon(lambda: results(s, it))
