@@ -138,7 +138,7 @@ async def requests(scheduler, n_keys):
     await ask("look", collections=[], title="look at workers")
     await ask("look", collections=packed)
     await ask("look_at_workers", owner="me", workers=addresses)
-    await ask("survey", owner="me", packages=[])
+    await ask("survey", packages=[])
     await ask("look_at_keys", owner="me", keys=every)
     await ask("holdings", owner="me", kept=every)
     await ask("holdings", owner="me", kept=listed[0] + listed[1],
@@ -228,7 +228,7 @@ async def bindings(scheduler, plugin, n_keys, ask, measured):
     await ask("unpin", token="t", name=pin)
     n_tasks = min(WAITING, n_keys)
     add_waiting_tasks(scheduler, plugin, n_tasks, n_tasks * BOUND // WAITING)
-    await ask("survey", owner="me", packages=[], title="survey, waiting tasks")
+    await ask("survey", packages=[], title="survey, waiting tasks")
     some = pack([("waiting", i) for i in range(1000)])
     await ask("look_at_keys", owner="me", keys=some, title="look_at_keys, waiting")
     await ask("unpin", token="t", name="none", stuck=True, title="unpin stuck tasks")

@@ -95,7 +95,6 @@ def details(**overrides: Any) -> Details:
 def survey(**overrides: Any) -> Survey:
     """Build the scheduler's answer to a diagnosis: no tasks."""
     built = Survey(
-        client="Client-me",
         worker_ttl=300.0,
         loop_delay=0.02,
         prefixes=(),

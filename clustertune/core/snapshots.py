@@ -242,7 +242,6 @@ class RunningTask:
 class Survey:
     """Facts of the scheduler that only a diagnosis needs."""
 
-    client: str  # id of the asking client
     worker_ttl: float | None  # seconds of silence after which a worker is removed
     loop_delay: float  # seconds between two ticks of the scheduler's event loop
     #: restrictions of tasks that no worker meets

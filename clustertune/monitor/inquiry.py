@@ -78,7 +78,7 @@ async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
     packages = list(PACKAGES)
     answers, survey = await asyncio.gather(
         monitor.ask_workers(client, alive, probe.worker_details, packages=packages),
-        monitor.ask(client, "survey", owner=client.id, packages=packages),
+        monitor.ask(client, "survey", packages=packages),
     )
     parse = partial(_details, now=snapshot.time)
     details = {a: monitor.read_answer(answer, parse) for a, answer in answers.items()}
@@ -89,7 +89,7 @@ async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
 async def with_running_tasks(client: Client) -> Snapshot:
     """Take a snapshot with the scheduler's survey, which has the running tasks."""
     snapshot, _ = await monitor.look(client, [])
-    survey = await monitor.ask(client, "survey", owner=client.id, packages=[])
+    survey = await monitor.ask(client, "survey", packages=[])
     return replace(snapshot, survey=_read_survey(survey))
 
 
@@ -121,7 +121,6 @@ def _read_survey(answer: Mapping[str, Any]) -> Survey:
     running = ("worker", "name", "seconds", "usual", "training", "lost_member")
     return Survey(
         **{name: answer[name] for name in same},
-        client=answer["me"],
         unmet_restrictions=read_unmet(answer["unmet"]),
         prefixes=_read_rows(TaskPrefix, prefix, answer["prefixes"]),
         running=_read_rows(RunningTask, running, answer["running"]),

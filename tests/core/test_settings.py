@@ -206,13 +206,6 @@ def test_a_heading_with_nothing_below(name: str) -> None:
         (settings.history if name == "history" else checks.configured)()
 
 
-@pytest.mark.parametrize("name", checks.available())
-def test_every_setting_is_explained(name: str) -> None:
-    """Each setting is on its page and in the schema."""
-    module = checks.available()[name]
-    assert checks.settings_help(module).keys() == checks.settings_of(module).keys()
-
-
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

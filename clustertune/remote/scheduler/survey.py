@@ -158,10 +158,9 @@ async def held_data(scheduler: Any, workers: Sequence[str]) -> dict[str, list[in
 # --- all task prefixes ----------------------------------------------------------------
 
 
-async def survey(scheduler: Any, owner: str, packages: Iterable[str]) -> dict[str, Any]:
+async def survey(scheduler: Any, packages: Iterable[str]) -> dict[str, Any]:
     """Task prefixes, and restrictions that no worker meets; plain types."""
     return {
-        "me": owner,
         "worker_ttl": scheduler.worker_ttl,
         "loop_delay": scheduler._tick_interval_observed,
         "unmet": await unmet_summary(scheduler),

@@ -20,7 +20,7 @@ def increment(x):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_quiet_scheduler(c, s, a, b):
     """There are no tasks."""
-    found = await survey(s, c.id, ["dask"])
+    found = await survey(s, ["dask"])
     assert found["prefixes"] == []
     assert found["worker_ttl"] == s.worker_ttl
     assert set(found["packages"]) == {"dask"}
@@ -33,12 +33,12 @@ async def test_keys_by_prefix(c, s, a, b):
     bad = c.submit(increment, "text", key="bad-1")
     sums = c.compute(X.sum())
     await wait([X, bad, sums])
-    found = {row[0]: row[1:] for row in (await survey(s, c.id, []))["prefixes"]}
+    found = {row[0]: row[1:] for row in (await survey(s, []))["prefixes"]}
     assert [4, 3200] in found.values()
     assert found["bad"] == [0, 0]
     await c.close()
     await soon(lambda: not s.tasks)
-    found = {row[0]: row[1:] for row in (await survey(s, c.id, []))["prefixes"]}
+    found = {row[0]: row[1:] for row in (await survey(s, []))["prefixes"]}
     assert {tuple(row) for row in found.values()} <= {(0, 0)}
 
 
@@ -48,6 +48,6 @@ async def test_only_so_many_are_read(c, s, a, b, monkeypatch):
     monkeypatch.setattr(module, "MOST", 3)
     futures = [c.submit(increment, i, key=f"kind{'x' * i}-{i}") for i in range(6)]
     await wait(futures)
-    found = await survey(s, c.id, [])
+    found = await survey(s, [])
     assert len(found["prefixes"]) == 3
     assert not found["complete"]
