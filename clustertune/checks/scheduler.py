@@ -51,7 +51,7 @@ def abandoned_tasks(view: View) -> Iterator[Finding]:
 
     When a client leaves while its training task runs, the worker cannot stop the
     thread. XGBoost or LightGBM wait in it for partners that never connect, and keep
-    data and CPUs. Shorter tasks than 10 s end soon, so the check needs the duration.
+    data and CPUs. Tasks shorter than 10 s end soon, so the check needs the duration.
 
     Remedy: If the tasks may be interrupted, run ``clustertune.restart_workers(client,
     workers=[...])`` for these workers. It loses no data.

@@ -74,7 +74,7 @@ async def holdings(
     -------
     list of [prefix, keys, nbytes, scattered, mine, others]
         ``others`` are clients besides the owner, also Dask's clients of names, such as
-        ``published-train``. Tasks without a result yet are no keys, but have clients.
+        ``published-train``. Tasks without a result add clients, and no keys.
     """
     found: dict[tuple[str, frozenset[str]], list[int]] = {}
     async for ts, wanting in wanted_tasks(scheduler, await Places.of([kept])):
