@@ -26,10 +26,6 @@ QUIET = 0.5  # seconds without output at the beginning
 OFTEN = 0.1  # seconds between two updates of the line
 
 
-class StopRequestedError(RuntimeError):
-    """The function of ``progress=`` raised ``KeyboardInterrupt`` or ``SystemExit``."""
-
-
 class Progress:
     """Show or log progress.
 
@@ -38,8 +34,7 @@ class Progress:
     wanted
         None: shown in a terminal or notebook, else logged, and the result on stderr.
         True: shown. False: logged.
-        A function is called with (text, fraction or None). It can end the call with
-        ``KeyboardInterrupt`` or ``SystemExit`` only.
+        A function is called with (text, fraction or None).
     """
 
     def __init__(self, wanted: bool | Notify | None = None):
@@ -62,14 +57,9 @@ class Progress:
         self.text = ""  # last logged text
 
     def notify(self, text: str, fraction: float | None = None) -> None:
-        """Show the current work, and the finished fraction if it is known.
-
-        Raise StopRequestedError if the function of the caller ends the call.
-        """
+        """Show the current work, and the finished fraction if it is known."""
         try:
             self._show(text, fraction)
-        except StopRequestedError:
-            raise
         except Exception as error:  # noqa: BLE001, functions and terminals raise any
             self._only_log(error)
 
@@ -143,8 +133,7 @@ def _call(function: Notify, text: str, fraction: float | None) -> None:
         function(text, fraction)
     except (KeyboardInterrupt, SystemExit) as error:
         # they would end the event loop of the client, in which this runs
-        text = f"the function of progress= raised {error!r}"
-        raise StopRequestedError(text) from error
+        raise RuntimeError(f"the function of progress= raised {error!r}") from error
 
 
 def _in_terminal() -> bool:

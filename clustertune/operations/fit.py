@@ -21,7 +21,7 @@ from distributed import Client
 
 from clustertune.collections import inputs
 from clustertune.core import arguments
-from clustertune.core.progress import Progress, StopRequestedError
+from clustertune.core.progress import Progress
 from clustertune.core.report import FitReport
 from clustertune.core.sections import headlines
 from clustertune.core.wording import plural, printable, seconds_text
@@ -33,7 +33,6 @@ from clustertune.integrations.libraries.boosting import (
     Continuation,
 )
 from clustertune.integrations.libraries.workload import assign, last_step, parameters
-from clustertune.monitor import monitor
 from clustertune.monitor.connection import no_shuffle_logs, sync
 from clustertune.operations.call import check_client
 from clustertune.operations.checkpoints import (
@@ -143,8 +142,6 @@ class _Work:
     placement: Mapping[str, Any] = field(default_factory=dict)  # of the first attempt
     digests: dict[Any, str] = field(default_factory=dict)  # of partitions, by key
     notes: list[str] = field(default_factory=list)
-    stopped: StopRequestedError | None = None  # by the function of progress=
-    stopping: asyncio.Future[None] | None = None  # the reference keeps it alive
 
     @cached_property
     def continuation(self) -> Continuation | None:
@@ -177,7 +174,7 @@ class _Work:
             self.client,
             rounds=rounds,
             workers=prepared.members,
-            notify=self._notify,
+            notify=self.progress.notify,
             keep=None if self.file is None else self._keep,
         )
         if not self.placement:
@@ -195,24 +192,6 @@ class _Work:
         text += f" after {seconds} on {plural(len(prepared.addresses), 'worker')}"
         again = self.attempts[-2].held_only_by(self.losses[-1].emptied)
         return text + f"; {plural(again, 'partition')} computed again" * bool(again)
-
-    def _notify(self, text: str, fraction: float | None) -> None:
-        """Show the rounds; a request to stop ends the training, and not its watch."""
-        try:
-            self.progress.notify(text, fraction)
-        except StopRequestedError as error:
-            watch = self.attempts[-1].watch
-            if self.stopped is None and watch is not None:
-                self.stopped = error
-                work = self._cancel(watch.name, str(error))
-                self.stopping = asyncio.ensure_future(work)
-
-    async def _cancel(self, name: str, reason: str) -> None:
-        """Cancel the training tasks, so that ``model.fit`` returns with an error."""
-        try:
-            await monitor.ask(self.client, "fit", name=name, do="cancel", reason=reason)
-        except (ClustertuneError, OSError) as error:
-            logger.warning("the fit could not be stopped: %s", printable(repr(error)))
 
     async def _keep(self, checkpoint: Checkpoint) -> None:
         assert self.file is not None
@@ -298,8 +277,6 @@ class _Work:
 
     def refuse(self, loss: Loss | None, error: Exception) -> None:
         """Raise the error of an attempt, unless another attempt follows."""
-        if self.stopped is not None:
-            raise self.stopped
         if loss is None:
             raise error
         self.losses.append(loss)

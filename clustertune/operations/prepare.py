@@ -263,8 +263,8 @@ def prepare(
         Change nothing; the report has the plan and its cost.
     progress
         None: to stderr in a terminal or notebook, otherwise to the log ``clustertune``.
-        True or False: always or never to stderr. Or a function ``(text, fraction)``; of
-        what it raises, only ``KeyboardInterrupt`` and ``SystemExit`` end the call.
+        True or False: always or never to stderr. Or a function ``(text, fraction)``;
+        an error that it raises is logged, and the call continues.
     timeout
         Seconds, or a duration such as ``"10 minutes"``, for the whole call. At the
         limit, the call waits at most 10 s more until copies in flight have arrived and

@@ -311,19 +311,6 @@ def test_a_progress_function_that_fails(
     check_whole(client, X, y)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_progress_function_that_interrupts(client: Client, kind: str) -> None:
-    """The fit ends, and its workers are free."""
-    X, y = data(client)
-
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(RuntimeError, match="progress= raised KeyboardInterrupt"):
-        fit(client, model(kind), X, y, progress=Watcher(stop), max_failures=1)
-    check_whole(client, X, y)
-
-
 def test_interrupted_while_it_resumes(client: Client) -> None:
     """After ^C all workers are free, the data is complete, and a fit can follow."""
     X, y = data(client)
