@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from itertools import islice
-from time import monotonic, time
-from typing import Any, Protocol
+from time import monotonic
+from typing import Any
 
 from distributed import Status, get_worker
 from distributed.comm.addressing import get_address_host, unparse_host_port
@@ -40,17 +40,6 @@ Rows = tuple[Any, ...]  # the same rows of each collection
 POLL_INTERVAL = 0.5  # seconds between two checks whether the task is still wanted
 
 
-class Connection(Protocol):
-    """Connects a role with its client (``clustertune.training.remote_roles``)."""
-
-    loop: asyncio.AbstractEventLoop
-    stopped: threading.Event
-    aborted: threading.Event
-
-    def send(self, kind: str, data: bytes) -> None:
-        """Send a score or a log line to the client."""
-
-
 class Context:
     """Argument of a role's function.
 
@@ -62,34 +51,29 @@ class Context:
         Number within the role, from 0, and the number of members of the role.
     spec : dict
         By role a list of ``host:port``, by rank.
-    target : str or None
-        The address that the framework needs; None without a framework.
     threads : int
         Threads of the worker, all of which the role may use.
-    batch_size : int or None
-        Rows per batch, as passed to ``run_roles``.
     steps : int or None
         Batches per epoch that every rank of the role has; None without data.
     state : object
         What this rank has saved in the earlier attempt; None if nothing.
     """
 
-    def __init__(self, worker: Any, connection: Connection, key: str, given: Settings):
+    def __init__(self, worker: Any, endpoint: Endpoint, key: str, given: Settings):
         self.role: str = given["role"]
         self.rank: int = given["rank"]
         self.size: int = given["size"]
         self.spec: dict[str, list[str]] = {r: list(p) for r, p in given["spec"]}
-        self.target: str | None = given["target"]
-        self.batch_size: int | None = given["batch_size"]
         self.threads: int = worker.state.nthreads
         #: combines the stop requests of all ranks; a framework may replace it
         self.agree: Callable[[bool], bool] = bool
         #: set when another role failed; a framework's collective calls must end then
-        self.aborted = connection.aborted
+        self.aborted = endpoint.aborted
         self._worker = worker
-        self._connection = connection
+        self._endpoint = endpoint
         self._key = key
         self._partitions: list[tuple[Any, ...]] | None = given["partitions"]
+        self._batch_size: int | None = given["batch_size"]
         self._synchronous: bool = given["synchronous"]
         self._rows: list[list[int]] = given["rows"]
         self._saved: bytes | None = given["state"]
@@ -104,35 +88,19 @@ class Context:
 
     @property
     def steps(self) -> int | None:
-        return self._steps(self.batch_size)
-
-    def _steps(self, batch_size: int | None) -> int | None:
-        """Return the number of batches that every rank has in an epoch."""
         if self._partitions is None:
             return None
-        if batch_size is None:
+        if self._batch_size is None:
             return min(sum(n > 0 for n in counts) for counts in self._rows)
-        return min(sum(counts) // batch_size for counts in self._rows)
+        return min(sum(counts) // self._batch_size for counts in self._rows)
 
-    def batches(
-        self,
-        epochs: int = 1,
-        batch_size: int | None = None,
-        *,
-        equal: bool | None = None,
-    ) -> Iterator[Rows]:
+    def batches(self, epochs: int = 1) -> Iterator[Rows]:
         """Iterate over the rows on this worker with their labels.
 
-        Parameters
-        ----------
-        epochs
-            Number of passes over the data.
-        batch_size
-            Rows per batch. The default is that of ``run_roles``, else one partition.
-        equal
-            Whether every rank gets ``steps`` full batches per epoch, so no rank waits
-            for another. Further rows are left out. The default depends on the
-            framework.
+        Each epoch is one pass over the data. A batch has the ``batch_size`` of
+        ``run_roles``, else it is one partition. If ranks run in step, every rank gets
+        ``steps`` full batches per epoch, so no rank waits for another. Further rows
+        are left out.
 
         Yields
         ------
@@ -144,15 +112,11 @@ class Context:
                 f"role {self.role} has no data: run_roles places data= on the workers "
                 "of target_role only. Pass data= and target_role= to run_roles"
             )
-        size = self.batch_size if batch_size is None else batch_size
-        if size is not None and size < 1:
-            raise ValueError(f"batch_size={size} must be at least 1")
-        limited = self._synchronous if equal is None else equal
-        steps = self._steps(size) if limited else None
+        steps = self.steps if self._synchronous else None
         return (
             batch
             for _ in range(epochs)
-            for batch in split_rows(self._read(), size, steps)
+            for batch in split_rows(self._read(), self._batch_size, steps)
         )
 
     def _read(self) -> Iterator[Rows]:
@@ -175,15 +139,15 @@ class Context:
         async def call() -> Any:
             return function(*arguments)
 
-        future = asyncio.run_coroutine_threadsafe(call(), self._connection.loop)
+        future = asyncio.run_coroutine_threadsafe(call(), self._endpoint.loop)
         while not futures.wait([future], POLL_INTERVAL).done:
             if not self.is_wanted():  # a stopped event loop never answers
                 raise RuntimeError("this role has ended, so it reads no more data")
         return future.result()
 
     def report(self, score: Any) -> None:
-        """Send a score, any object that pickles, to the ``scores`` of ``run_roles``."""
-        self._connection.send("score", pickle.dumps(score))
+        """Send any object that pickles to the ``scores`` of ``run_roles``."""
+        self._endpoint.send("score", pickle.dumps(score))
 
     def save(self, state: Any) -> None:
         """Send a state, any object that pickles, to ``states`` of ``run_roles``.
@@ -191,11 +155,7 @@ class Context:
         The client keeps the last one of each rank. ``run_roles(..., states=...)`` gives
         it to the next attempt, as :attr:`state`.
         """
-        self._connection.send("state", pickle.dumps(state))
-
-    def log(self, text: object) -> None:
-        """Send a line to the client: to ``logs`` of the result of ``run_roles``."""
-        self._connection.send("log", pickle.dumps(str(text)))
+        self._endpoint.send("state", pickle.dumps(state))
 
     def should_stop(self) -> bool:
         """Return whether this role should end.
@@ -209,11 +169,11 @@ class Context:
         """Wait for the stop request, at most some seconds; return whether it came."""
         end = math.inf if seconds is None else monotonic() + seconds
         while not self._stop_requested() and (left := end - monotonic()) > 0:
-            self._connection.stopped.wait(min(POLL_INTERVAL, left))
+            self._endpoint.stopped.wait(min(POLL_INTERVAL, left))
         return self._stop_requested()
 
     def _stop_requested(self) -> bool:
-        return self._connection.stopped.is_set() or not self.is_wanted()
+        return self._endpoint.stopped.is_set() or not self.is_wanted()
 
     def is_wanted(self) -> bool:
         """Return whether a client still waits for this task."""
@@ -298,7 +258,7 @@ def _concatenated(slices: list[Any]) -> Any:
 
 ENDPOINTS = "clustertune_roles"  # attribute of a worker: its endpoints by name
 VARIABLE = "CLUSTERTUNE_ROLE"  # variable of a process whose environment a role has set
-MAX_LINES = 10_000  # scores and log lines that wait for the client
+MAX_LINES = 10_000  # scores that wait for the client
 STOP_TIMEOUT = 5.0  # seconds in which the client answers a failure with a stop
 
 #: stages of a role, in order
@@ -334,7 +294,6 @@ def describe_worker(dask_worker: Any, modules: list[str]) -> dict[str, Any]:
         "missing": [
             m for m in modules if m not in sys.modules and find_spec(m) is None
         ],
-        "role": os.environ.get(VARIABLE),
     }
 
 
@@ -347,13 +306,6 @@ def register(dask_worker: Any, name: str, expiry: float) -> str:
     endpoint = Endpoint(dask_worker, name, expiry)
     vars(dask_worker).setdefault(ENDPOINTS, {})[name] = endpoint
     return endpoint.address
-
-
-def unregister(dask_worker: Any, name: str) -> None:
-    """Remove the endpoint of a role that does not begin."""
-    endpoint = getattr(dask_worker, ENDPOINTS, {}).get(name)
-    if endpoint is not None:
-        endpoint.forget()
 
 
 class Endpoint:
@@ -369,8 +321,8 @@ class Endpoint:
         self.commanded = threading.Event()  # the client has sent start or stop
         self.stopped = threading.Event()  # the client has sent stop
         self.aborted = threading.Event()  # the client has sent abort
-        self.lines: deque[tuple[int, str, float, bytes]] = deque(maxlen=MAX_LINES)
-        self.dropped = 0  # lines beyond MAX_LINES
+        self.lines: deque[tuple[int, str, bytes]] = deque(maxlen=MAX_LINES)
+        self.dropped = 0  # scores beyond MAX_LINES
         self.version = 0  # counts the news
         self.lock = threading.Lock()
         self.loop = asyncio.get_running_loop()
@@ -450,7 +402,7 @@ class Endpoint:
         self._on_loop(self.changed.set)
 
     def send(self, kind: str, data: bytes) -> None:
-        """Add a score, log line or state for the client.
+        """Add a score or a state for the client.
 
         A full queue drops the oldest. Only the last state waits.
         """
@@ -460,7 +412,7 @@ class Endpoint:
                 self.lines = deque(rest, maxlen=MAX_LINES)
             self.dropped += len(self.lines) == MAX_LINES
             self.version += 1
-            self.lines.append((self.version, kind, time(), data))
+            self.lines.append((self.version, kind, data))
         self._on_loop(self.changed.set)
 
     def _on_loop(self, function: Callable[[], None]) -> None:

@@ -7,10 +7,9 @@ them, registers an endpoint on each worker and submits a task for each role.
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +36,9 @@ from clustertune.training.running_roles import Lifecycle, Roles, RoleState, by_r
 ANSWER_TIMEOUT = 10.0  # seconds in which a worker answers
 EXPIRY = 60.0  # seconds for which an endpoint without a task waits for this client
 EXAMPLE = 'like {"worker": (2, train), "scorer": (1, score)}'
+SHARED_PROCESS = (
+    "in one process with others, where roles of a framework would share its environment"
+)
 PRIORITY = 1000  # so that a role does not wait for queued tasks
 
 
@@ -46,7 +48,7 @@ def run_roles(
     *,
     data: Any = None,
     framework: str | None = None,
-    target_role: str = "worker",
+    target_role: str | None = None,
     batch_size: int | None = None,
     states: Mapping[str, Sequence[bytes | None]] | None = None,
     timeout: str | float = "5 minutes",
@@ -65,8 +67,8 @@ def run_roles(
     client
         A connected client; an asynchronous one returns an awaitable.
     roles
-        By name of the role ``(number, function)``, or a number alone if the framework
-        has the function: ``{"ps": 1, "worker": (2, train)}``.
+        By name of the role ``(number, function)``:
+        ``{"worker": (2, train), "scorer": (1, score)}``.
     data
         Training data: a Dask Array, DataFrame or Series, a tuple of row-aligned
         collections such as ``(X, y)``, or a result of ``prepare``.
@@ -76,7 +78,7 @@ def run_roles(
         framework. None sets nothing.
     target_role
         The role that has the data. When all its members have ended, the other roles
-        are asked to stop.
+        are asked to stop. The default is a single role, else ``"worker"``.
     batch_size
         Rows per batch of ``ctx.batches``. The default is one partition.
     timeout
@@ -93,7 +95,7 @@ def run_roles(
     Returns
     -------
     Roles
-        The running roles: ``.scores``, ``.stop()``, ``.result()``, ``.logs``,
+        The running roles: ``.scores``, ``.stop()``, ``.result()``, ``.states``,
         ``.spec``, ``.workers``. As a context manager, it stops all roles at the end.
 
     Raises
@@ -112,11 +114,11 @@ def run_roles(
 
     Notes
     -----
-    A function receives ``ctx`` with ``role``, ``rank``, ``size``, ``spec``, ``target``,
-    ``threads`` and ``steps``. ``batches(epochs=1, batch_size=None)`` yields rows with
-    their labels. ``report(score)`` and ``log(text)`` send to the client. Call
-    ``should_stop()`` often; ``wait(seconds)`` waits for it. ``save(state)`` keeps a
-    state for the next attempt, which finds it in ``state``.
+    A function receives ``ctx`` with ``role``, ``rank``, ``size``, ``spec``,
+    ``threads`` and ``steps``. ``batches(epochs=1)`` yields rows with their labels.
+    ``report(score)`` sends to the client. Call ``should_stop()`` often;
+    ``wait(seconds)`` waits for it. ``save(state)`` keeps a state for the next attempt,
+    which finds it in ``state``.
 
     Examples
     --------
@@ -130,12 +132,10 @@ def run_roles(
     if not isinstance(roles, Mapping) or not roles:
         raise TypeError(f"roles must be a mapping, {EXAMPLE}; it was {roles!r:.200}")
     chosen = frameworks.choose(framework, roles)
-    members = {name: _members(name, value, chosen) for name, value in roles.items()}
-    collections = _collections(client, data)
-    alone = sum(not m.are_servers for m in members.values()) < 2
-    # the end of a single role does not depend on the target
-    unused = target_role == "worker" and alone and not collections
-    if target_role not in members and not unused:
+    members = {name: _members(name, value) for name, value in roles.items()}
+    if target_role is None:
+        target_role = next(iter(members)) if len(members) == 1 else "worker"
+    if target_role not in members:
         raise ValueError(
             f"target_role={target_role!r} must be a role, because it has the data and "
             f"its end stops the others; the roles are "
@@ -144,7 +144,6 @@ def run_roles(
         )
     lifecycle = Lifecycle(
         target=target_role,
-        servers=frozenset(name for name, m in members.items() if m.are_servers),
         timeout=arguments.duration("timeout", timeout),
         grace=arguments.duration("grace", grace),
     )
@@ -152,7 +151,7 @@ def run_roles(
         client=client,
         framework=chosen,
         members=members,
-        data=collections,
+        data=_collections(client, data),
         batch_size=arguments.count("batch_size", batch_size),
         states=_states(states, members),
         lifecycle=lifecycle,
@@ -168,7 +167,6 @@ def run_roles(
 class _Members:
     number: int
     code: bytes  # pickled function
-    are_servers: bool  # the function is the framework's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,32 +185,23 @@ class _Request:
         return self.lifecycle.target
 
 
-def _members(name: Any, value: Any, framework: Framework) -> _Members:
-    """Check a role: ``(number, function)``, or a number of the framework's servers."""
+def _members(name: Any, value: Any) -> _Members:
+    """Check a role, ``(number, function)``."""
     if not isinstance(name, str) or not name.isprintable() or not name:
         raise TypeError(f"roles: a name must be a text, {EXAMPLE}; one is {name!r}")
     is_pair = isinstance(value, tuple) and len(value) == 2
-    number, function = value if is_pair else (value, framework.server)
+    number, function = value if is_pair else (None, None)
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(
             f"roles[{name!r}]={value!r:.200} must be (number, function) with a number "
             f"of at least 1, {EXAMPLE}"
         )
-    if is_pair and not callable(function):
+    if not callable(function):
         raise TypeError(
             f"roles[{name!r}] must have a function of ctx; it has "
             f"{type(function).__name__}"
         )
-    if function is None:
-        known = "None" if framework.name is None else f'"{framework.name}"'
-        raise ValueError(
-            f"roles[{name!r}]={value} has no function, and framework={known} has none "
-            f"for it. Pass one: {{{name!r}: ({value}, function)}}"
-        )
-    if not is_pair:
-        return _Members(number, ship.pickled(function), are_servers=True)
-    code = pickled(f"the function of roles[{name!r}]", function)
-    return _Members(number, code, are_servers=False)
+    return _Members(number, pickled(f"the function of roles[{name!r}]", function))
 
 
 def _states(states: Any, members: Mapping[str, _Members]) -> Mapping[str, Any]:
@@ -258,16 +247,9 @@ class Candidate:
     id: str | int
     host: str
     process: str  # its identity
-    status: str = "running"
-    answers: bool = True  # and can run code of this client
     tasks: int = 0  # running and waiting
     held: int = 0  # bytes of the data
-    missing: tuple[str, ...] = ()  # modules of the framework
-    taken: str | None = None  # role of another call that uses the environment
-
-    @property
-    def host_and_process(self) -> tuple[str, str]:
-        return self.host, self.process
+    refusal: str | None = None  # why it cannot take a role
 
 
 def assign(
@@ -280,20 +262,18 @@ def assign(
     """Return by role its workers, by rank.
 
     The role ``first`` gets the data, so it chooses first and prefers holders of the
-    data. Idle workers come first. The members of a role are spread over hosts, then
-    all roles are. Equal workers are chosen in the given order.
+    data. Idle workers come first. All roles are spread over hosts. Equal workers are
+    chosen in the given order.
     """
     able = _able(sizes, candidates, own_process=own_process)
     chosen: dict[str, list[Candidate]] = {role: [] for role in sizes}
     hosts = Counter[str]()
     for role in sorted(sizes, key=lambda name: name != first):
-        of_role = Counter[str]()
         for _ in range(sizes[role]):
             best = min(
                 able,
                 key=lambda c: (
                     c.tasks > 0,
-                    of_role[c.host],
                     hosts[c.host],
                     -c.held if role == first else c.held,
                     c.tasks,
@@ -301,7 +281,6 @@ def assign(
             )
             able.remove(best)
             hosts[best.host] += 1
-            of_role[best.host] += 1
             chosen[role].append(best)
     return chosen
 
@@ -311,50 +290,27 @@ def _able(
 ) -> list[Candidate]:
     """Return the workers that can take a role; refuse too few."""
     able: list[Candidate] = []
-    refused: dict[tuple[str, str], list[str | int]] = {}  # ids by reason
+    refused: dict[str, list[str | int]] = {}  # ids by reason
     processes: set[tuple[str, str]] = set()
-    for candidate in sorted(candidates, key=lambda c: c.tasks):
-        reason = _refusal(candidate, processes if own_process else None)
+    for one in sorted(candidates, key=lambda c: c.tasks):
+        reason = one.refusal
+        if reason is None and own_process and (one.host, one.process) in processes:
+            reason = SHARED_PROCESS
         if reason is None:
-            able.append(candidate)
-            processes.add(candidate.host_and_process)
+            able.append(one)
+            processes.add((one.host, one.process))
         else:
-            refused.setdefault(reason, []).append(candidate.id)
+            refused.setdefault(reason, []).append(one.id)
     n_roles = sum(sizes.values())
     if len(able) < n_roles:
-        reasons = "; ".join(
-            f"{before}{workers_text(ids)}{after}"
-            for (before, after), ids in refused.items()
-        )
+        reasons = "".join(f"; {workers_text(i)}: {why}" for why, i in refused.items())
         requested = ", ".join(f"{role}: {n}" for role, n in sizes.items())
         raise NoWorkersError(
             f"the roles need {plural(n_roles, 'worker')} ({requested}), one each, and "
-            f"{len(able)} of {len(candidates)} can take one"
-            f"{reasons and ': '}{reasons}. Use fewer roles, or start workers: "
-            "clustertune.scale(client, n_workers)"
+            f"{len(able)} of {len(candidates)} can take one{reasons}. Use fewer roles, "
+            "or start workers: clustertune.scale(client, n_workers)"
         )
     return able
-
-
-def _refusal(
-    candidate: Candidate, processes: Collection[tuple[str, str]] | None
-) -> tuple[str, str] | None:
-    """Return why a worker cannot take a role: texts before and after its id.
-
-    ``processes`` have a role already; None if roles may share a process.
-    """
-    if candidate.status != "running":
-        return "", f" not running ({printable(candidate.status)})"
-    if not candidate.answers:
-        return "no answer from ", ""
-    if candidate.missing:
-        return f"{names_text(candidate.missing)} cannot be imported on ", ""
-    if processes is not None and candidate.taken:
-        return "another call's role is on ", ""
-    if processes is not None and candidate.host_and_process in processes:
-        where = "where roles of a framework would share its environment"
-        return "", f" in one process with others, {where}"
-    return None
 
 
 async def _assigned(request: _Request) -> dict[str, list[Candidate]]:
@@ -371,25 +327,33 @@ async def _assigned(request: _Request) -> dict[str, list[Candidate]]:
     )
     return assign(
         {role: m.number for role, m in request.members.items()},
-        [_candidate(a, entries[a], answers.get(a), held.get(a, 0)) for a in entries],
+        [candidate(a, entries[a], answers.get(a), held.get(a, 0)) for a in entries],
         first=request.target,
         own_process=framework.own_process,
     )
 
 
-def _candidate(address: str, entry: Any, answer: Any, held: int) -> Candidate:
+def candidate(address: str, entry: Any, answer: Any, held: int) -> Candidate:
+    """Combine the scheduler's entry of a worker and its answer, which may be an error.
+
+    The answer is that of ``remote_roles.describe_worker``.
+    """
     facts: Any = answer if isinstance(answer, dict) else {"process": address}
+    refusal = None
+    if entry["status"] != "running":
+        refusal = f"not running ({printable(str(entry['status']))})"
+    elif facts is not answer:
+        refusal = "no answer"
+    elif facts["missing"]:
+        refusal = f"cannot import {names_text(facts['missing'])}"
     return Candidate(
         address=address,
         id=monitor.worker_id(address, entry),
         host=str(entry["host"]),
         process=facts["process"],
-        status=str(entry["status"]),
-        answers=facts is answer,
         tasks=facts.get("tasks", 0),
         held=held,
-        missing=tuple(facts.get("missing", ())),
-        taken=facts.get("role"),
+        refusal=refusal,
     )
 
 
@@ -408,12 +372,8 @@ async def _run(request: _Request) -> Roles:
         if request.data:
             await _place(request, states, stack)
         name = uuid4().hex  # of the endpoints
-        try:
-            await _register(request, name, states)
-            _submit(request, name, states)
-        except BaseException:  # an interruption too
-            await asyncio.shield(_unregister(request.client, name, states))
-            raise
+        await _register(request, name, states)
+        _submit(request, name, states)
         found = Roles(request.client, name, states, request.lifecycle, stack.pop_all())
     await found.begun()
     return found
@@ -461,7 +421,7 @@ async def _place(
 
 
 async def _register(request: _Request, name: str, states: Sequence[RoleState]) -> None:
-    """Register an endpoint with a port for each role."""
+    """Register an endpoint with a port for each role; without a task it expires."""
     answers = await ship.on_workers(
         request.client,
         remote_roles.register,
@@ -480,18 +440,12 @@ async def _register(request: _Request, name: str, states: Sequence[RoleState]) -
         state.address = printable(answer, longest=300)
 
 
-async def _unregister(client: Client, name: str, states: Sequence[RoleState]) -> None:
-    workers, remove = [s.worker for s in states], remote_roles.unregister
-    await ship.on_workers(client, remove, workers, timeout=ANSWER_TIMEOUT, name=name)
-
-
 def _submit(request: _Request, name: str, states: Sequence[RoleState]) -> None:
     """Submit a task for each role, restricted to its worker."""
     task = ship.Tasks(remote_roles.run_role)
-    around = ship.pickled(request.framework.around)
     graph = graphs.Graph()
     for state in states:
-        settings = {**_settings(request, name, state, states), "around": around}
+        settings = _settings(request, name, state, states)
         key = f"role-{state.role}-{state.rank}-{name}"
         # pickled, because Dask would replace keys of partitions with their data
         graph.tasks[key] = task(key, name, key, pickle.dumps(settings))
@@ -506,7 +460,7 @@ def _submit(request: _Request, name: str, states: Sequence[RoleState]) -> None:
 def _settings(
     request: _Request, name: str, state: RoleState, states: Sequence[RoleState]
 ) -> dict[str, Any]:
-    """Return the settings of a role for ``run_role``, without the context manager."""
+    """Return the settings of a role for ``run_role``."""
     framework, role, rank = request.framework, state.role, state.rank
     spec = by_role(states, lambda s: s.address)
     environment = framework.environment(spec, role, rank)
@@ -519,8 +473,8 @@ def _settings(
         "rank": rank,
         "size": request.members[role].number,
         "spec": list(spec.items()),
-        "target": framework.target(spec, role, rank),
         "code": request.members[role].code,
+        "around": ship.pickled(framework.around),
         "environment": environment,
         "batch_size": request.batch_size,
         "synchronous": framework.synchronous,

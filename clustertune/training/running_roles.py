@@ -1,4 +1,4 @@
-"""The roles of one call while they run: scores, logs, results, and how they end.
+"""The roles of one call while they run: scores, states, results, and how they end.
 
 One coroutine listens to each role, and one looks for lost workers. One coroutine,
 :meth:`Roles._manage`, starts all roles together and ends all of them after any failure.
@@ -67,11 +67,10 @@ class RoleState:
     future: Any = None  # of its task
     stage: str = REGISTERED
     seen: int = 0  # version of the latest news
-    dropped: int = 0  # scores and lines beyond the limit
+    dropped: int = 0  # scores beyond the limit
     result: Any = None
     saved: bytes | None = None  # pickled, the last state
     over: bool = False  # its task has ended, or it cannot be reached
-    forgotten: bool = False  # by its worker
     failure: Failure | None = None
 
     def __str__(self) -> str:
@@ -94,7 +93,6 @@ class Lifecycle:
     """When roles begin and end."""
 
     target: str  # the other roles stop when all members of this role have ended
-    servers: frozenset[str]  # roles that end only when they are stopped
     timeout: float  # seconds in which all roles must be ready
     grace: float  # seconds in which stopped roles must end
 
@@ -106,20 +104,6 @@ class Score:
     role: str
     rank: int
     value: Any  # argument of ``ctx.report``
-    time: float  # seconds since 1970 by the clock of the worker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A log line of a role; the other attributes are those of :class:`Score`."""
-
-    role: str
-    rank: int
-    text: str
-    time: float
-
-    def __str__(self) -> str:
-        return f"{self.role} {self.rank}: {self.text}"
 
 
 def by_role(
@@ -222,7 +206,6 @@ class Roles(ClientContext):
         self.spec = by_role(states, lambda s: s.address)
         self.workers = by_role(states, lambda s: s.worker)
         self._scores: list[Score] = []
-        self._lines: list[Line] = []
         self._begun = self._closing = self._ended = self._raised = False
         self._cause: Exception | None = None
         self._changed = asyncio.Event()  # replaced after each change
@@ -241,11 +224,6 @@ class Roles(ClientContext):
         If a role fails, it raises the same error as :meth:`result`.
         """
         return Scores(self._client, self._score)
-
-    @property
-    def logs(self) -> tuple[Line, ...]:
-        """Logged lines so far."""
-        return tuple(self._lines)
 
     @property
     def states(self) -> dict[str, list[bytes | None]]:
@@ -300,9 +278,7 @@ class Roles(ClientContext):
     async def _stop(self) -> None:
         if not self._ended:
             # a task, because a frozen worker does not answer
-            self._start(
-                self._command("stop", self._clients_of_servers() or self._states)
-            )
+            self._start(self._command("stop"))
 
     # --- waiting ----------------------------------------------------------------------
 
@@ -413,22 +389,20 @@ class Roles(ClientContext):
 
     async def _wait_for_end(self) -> None:
         """Wait until all roles have ended or must end."""
-        leading = (
-            [s for s in self._states if s.role == self._lifecycle.target]
-            or self._clients_of_servers()
-            or self._states  # servers alone run until stopped
-        )
+        leading = [s for s in self._states if s.role == self._lifecycle.target]
         await self._holds(lambda: self._is_ending() or all(s.over for s in leading))
         if not self._is_ending() and not self._all_over():
-            self._start(self._stop_all(None))
+            self._start(self._command("stop"))
         await self._holds(lambda: self._is_ending() or self._all_over())
 
     async def _finish(self) -> None:
         grace = self._lifecycle.grace
         for state in self._at(REGISTERED):  # releasing their futures ends their tasks
             self._listeners[state].cancel()
+        # a role may wait for a failed one in native code, where a stop has no effect
+        command = "abort" if any(s.failure for s in self._states) else "stop"
         # a separate task, because a frozen worker does not answer
-        self._start(self._stop_all(grace / 2))
+        self._start(self._command(command))
         with suppress(asyncio.TimeoutError):  # the error names the running roles
             await within(self._holds(self._all_over), grace)
         self._cause = failure_cause(self._states, grace)
@@ -461,8 +435,6 @@ class Roles(ClientContext):
                 [state.future], errors="skip" if failed else "raise"
             )
             state.result = next(iter(await fetching), None)
-            await self._ask(state, "forget")
-            state.forgotten = True
         # after any error the role cannot be followed
         except Exception as error:  # noqa: BLE001
             kind = type(error).__name__
@@ -488,17 +460,13 @@ class Roles(ClientContext):
             await asyncio.sleep(COLLECT_TIME if answer["lines"] else 0)
 
     def _read_news(self, state: RoleState, answer: dict[str, Any]) -> None:
-        for kind, time, value in answer["lines"]:
+        for kind, data in answer["lines"]:
             if kind == "state":
-                state.saved = bytes(value)
-                continue
-            origin: Any = {"role": state.role, "rank": state.rank, "time": time}
-            found = pickle.loads(value)  # noqa: S301 (made by the user's function)
-            if kind == "score":
-                self._scores.append(Score(value=found, **origin))
+                state.saved = bytes(data)
             else:
-                text = printable(found, longest=10_000)
-                self._lines.append(Line(text=text, **origin))
+                value = pickle.loads(data)  # noqa: S301 (made by the user's function)
+                score = Score(role=state.role, rank=state.rank, value=value)
+                self._scores.append(score)
         if answer["error"] is not None:
             error = pickle.loads(answer["error"])  # noqa: S301
             text = printable(str(error) or repr(error), longest=1000)
@@ -507,7 +475,7 @@ class Roles(ClientContext):
             state.fail(text, error)
         if answer["dropped"] > state.dropped:
             logger.warning(
-                "%s reports faster than this client reads, so %s scores or log lines "
+                "%s reports faster than this client reads, so %s scores "
                 "were dropped; report less often",
                 state,
                 answer["dropped"],
@@ -540,29 +508,10 @@ class Roles(ClientContext):
 
     # --- commands for roles -----------------------------------------------------------
 
-    def _clients_of_servers(self) -> list[RoleState]:
-        """Return roles with a function of the user, which may need the servers."""
-        return [s for s in self._states if s.role not in self._lifecycle.servers]
-
-    async def _stop_all(self, timeout: float | None) -> None:
-        """Stop the framework's servers after the roles that need them."""
-        # a role may wait for a failed one in native code, where a stop has no effect
-        command = "abort" if any(s.failure for s in self._states) else "stop"
-        first = self._clients_of_servers()
-        await self._command(command, first)
-        ended = self._holds(lambda: all(s.over for s in first))
-        with suppress(asyncio.TimeoutError):  # servers do not wait longer
-            await within(ended, timeout)
-        await self._command(command)
-
-    async def _command(
-        self, command: str, states: Sequence[RoleState] | None = None
-    ) -> None:
-        """Send start, stop, abort or forget to roles, by default to all."""
+    async def _command(self, command: str) -> None:
+        """Send start, stop, abort or forget to all roles that can be reached."""
         reachable = [
-            s
-            for s in (self._states if states is None else states)
-            if not (s.forgotten or s.lost if command == "forget" else s.over)
+            s for s in self._states if not (s.lost if command == "forget" else s.over)
         ]
         requests = [self._ask(s, command) for s in reachable]
         await asyncio.gather(*requests, return_exceptions=True)

@@ -76,7 +76,7 @@ AVAILABLE = {
         "numpy",
         "threadpoolctl",
     },
-    "frameworks": {"psutil", "tensorflow", "torch"},
+    "frameworks": {"tensorflow", "torch"},
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from clustertune.errors import ConnectionLostError, FunctionError, NoWorkersError
 from clustertune.training import remote_roles
-from clustertune.training.roles import Candidate, assign
+from clustertune.training.roles import Candidate, assign, candidate
 from clustertune.training.running_roles import (
     Failure,
     RoleState,
@@ -89,7 +89,7 @@ def ids(
     return {role: [c.id for c in members] for role, members in found.items()}
 
 
-def test_a_role_is_spread_over_hosts() -> None:
+def test_roles_are_spread_over_hosts() -> None:
     """The training role chooses first, the others choose the emptiest hosts."""
     there = workers("a", "a", "a", "b", "b", "c")
     assert ids({"ps": 1, "worker": 3}, there) == {"ps": [1], "worker": [0, 3, 5]}
@@ -106,22 +106,21 @@ def test_idle_workers_come_first_and_then_those_with_data() -> None:
 
 
 def test_too_few_workers_raise_both_numbers_and_reasons() -> None:
-    a, b, c, d, e = workers("h", "h", "h", "h", "h")
-    there = [
-        a,
-        replace(b, status="paused"),
-        replace(c, answers=False),
-        replace(d, missing=("torch",)),
-        replace(e, taken="worker 0"),
-    ]
+    answer = {"process": "p", "tasks": 0, "missing": []}
+    lacking = {**answer, "process": "q", "missing": ["torch"]}
+    answers = [answer, OSError("timed out"), OSError("timed out"), lacking]
+    statuses = ["running", "paused", "running", "running"]
+    there = []
+    for i, (found, status) in enumerate(zip(answers, statuses, strict=True)):
+        entry = {"host": "h", "name": i, "nanny": None, "status": status}
+        there.append(candidate(f"tcp://{i}", entry, found, 0))
     with pytest.raises(NoWorkersError) as caught:
         ids({"ps": 1, "worker": 2}, there)
     text = str(caught.value)
-    assert "need 3 workers (ps: 1, worker: 2), one each, and 1 of 5 can" in text
-    assert "worker 1 not running (paused)" in text
-    assert "no answer from worker 2" in text
-    assert "torch cannot be imported on worker 3" in text
-    assert "another call's role is on worker 4" in text
+    assert "need 3 workers (ps: 1, worker: 2), one each, and 1 of 4 can" in text
+    assert "; worker 1: not running (paused)" in text
+    assert "; worker 2: no answer" in text
+    assert "; worker 3: cannot import torch" in text
     expected = r"need 1 worker \(a: 1\), one each, and 0 of 0 can take one\. Use"
     with pytest.raises(NoWorkersError, match=expected):
         ids({"a": 1}, [], first=None, own_process=False)
@@ -131,7 +130,7 @@ def test_one_process_has_one_environment() -> None:
     """Only frameworks need a separate process for each role."""
     there = [replace(c, process="p") for c in workers("h", "h")]
     there += [replace(there[0], host="i", id=2)]  # on another host
-    with pytest.raises(NoWorkersError, match="worker 1 in one process with others"):
+    with pytest.raises(NoWorkersError, match="worker 1: in one process with others"):
         ids({"worker": 3}, there)
     assert ids({"worker": 2}, there, first=None) == {"worker": [0, 2]}
     found = ids({"worker": 3}, there, first=None, own_process=False)

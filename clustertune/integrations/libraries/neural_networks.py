@@ -1,8 +1,6 @@
-"""TensorFlow's distributed strategies, PyTorch's distributed training, and skorch."""
+"""TensorFlow's mirrored strategy, PyTorch's distributed training, and skorch."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from clustertune.core.profiles import Profile
 from clustertune.integrations.libraries.workload import Workload
@@ -36,22 +34,6 @@ class Mirrored(Workload):
     unfit = (
         "fit of Keras takes no Dask collections. Prepare the data with "
         "clustertune.prepare, and train with clustertune.training.run_roles"
-    )
-
-
-class ParameterServers(Workload):
-    """TensorFlow with parameter servers: workers train, parameter servers do not.
-
-    Workers do not take steps together, so rows may be uneven. A parameter server holds
-    no data. Name the workers that train in ``workers=``, or let ``training.run_roles``
-    place it.
-    """
-
-    profile = replace(
-        Mirrored.profile,
-        name="tf_ps",
-        title="TensorFlow with parameter servers",
-        equal_shares=False,
     )
 
 
@@ -91,8 +73,4 @@ class DistributedDataParallel(Workload):
         return super().matches(estimator) and not Mirrored().matches(estimator)
 
 
-WORKLOADS: tuple[Workload, ...] = (
-    Mirrored(),
-    ParameterServers(),
-    DistributedDataParallel(),
-)
+WORKLOADS: tuple[Workload, ...] = (Mirrored(), DistributedDataParallel())
