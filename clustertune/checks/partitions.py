@@ -31,7 +31,7 @@ from clustertune.planner import contents, remedies, suitability
 from clustertune.planner.chunking import wanted_partitions
 from clustertune.planner.layouts import largest_partition, sum_bytes
 
-#: partitions over the workload's limit: handling more of them takes longer than a fit
+#: partitions over the workload's limit: handling more can take longer than the fit
 CRITICAL_RATIO = 8.0
 
 # --- rows that do not match -----------------------------------------------------------
