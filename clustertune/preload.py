@@ -24,7 +24,6 @@ import logging
 import logging.handlers
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from time import time
@@ -38,14 +37,7 @@ from distributed.security import Security
 from clustertune.collections import inputs
 from clustertune.dashboard.mount import mount
 from clustertune.operations.call import refuse_wrong_settings
-from clustertune.operations.schedules import (
-    MAX_EXPIRES,
-    Options,
-    Schedule,
-    cron_times,
-    next_time,
-    send,
-)
+from clustertune.operations.schedules import Schedule, checked_terms, send
 from clustertune.remote.ending import end_tasks
 from clustertune.remote.scheduler.plugin import NAME, install
 from clustertune.remote.scheduler.schedule_runner import ScheduleRunner
@@ -111,14 +103,14 @@ def configured_schedules() -> list[dict[str, Any]]:
     ------
     ValueError
         The setting is no list of mappings, or an argument is unknown or wrong, or
-        ``cron`` is missing or has no time within a year.
+        ``cron`` is missing.
     """
     given = dask.config.get("clustertune.schedules", None) or []
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(  # noqa: TRY004, wrong settings are ValueErrors
             f"clustertune.schedules={given!r} must be a list of mappings"
         )
-    known = [*signature(Options.of).parameters]
+    known = [*signature(checked_terms).parameters][1:]  # without the time
     for place, one in enumerate(given):
         name = f"clustertune.schedules[{place}]"
         if not isinstance(one, Mapping) or "cron" not in one:
@@ -129,26 +121,10 @@ def configured_schedules() -> list[dict[str, Any]]:
                     f"{name} has no argument {argument!r}; it has {', '.join(known)}"
                 )
         try:
-            _options(one, time())
+            checked_terms(time(), **{"expires": EXPIRES, **one})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from error
-    return list(given)
-
-
-def _options(one: Mapping[str, Any], now: float) -> Options:
-    """Return the checked arguments of a schedule; raise for a wrong one.
-
-    A time of ``cron`` that is later than ``expires`` delays the end.
-    """
-    options = Options.of(**{"expires": EXPIRES, **one})
-    assert options.cron is not None
-    if cron_times(options.cron, options.zone, now, now + options.lifetime):
-        return options
-    later = next_time(options.cron, options.zone, now, MAX_EXPIRES - 1)
-    if later is None:
-        raise ValueError(f"cron={options.cron!r} has no time within a year")
-    lifetime = min(MAX_EXPIRES, later - now + options.lifetime)
-    return replace(options, lifetime=lifetime)
+    return [{"expires": EXPIRES, **one} for one in given]
 
 
 def _add_audit_handler(target: Any) -> None:
@@ -190,6 +166,7 @@ async def _keep_scheduled(
     A restart that a user cancels is not scheduled again. While it is refused, the
     scheduler lists it under its ``name``.
     """
+    listed = checked_terms(time(), **arguments) | {"owner": NAME, "reason": REASON}
     state = ""
     while state != "cancelled":
         made = await _schedule(scheduler, arguments)
@@ -197,9 +174,9 @@ async def _keep_scheduled(
         if isinstance(made, Schedule):
             logger.info("clustertune schedules: %s", str(made).partition("\n")[0])
             if runner is not None:
-                runner.refused.pop(name, None)
+                runner.kept.pop(name, None)
             state = await _end(scheduler, made.id)
-        elif runner is not None and runner.refuse(name, _listed(arguments), made):
+        elif runner is not None and runner.refuse(name, listed, made):
             logger.warning("clustertune.schedules: %s", made)
         if isinstance(made, str) or state == "failed":
             await asyncio.sleep(RETRY)
@@ -208,16 +185,6 @@ async def _keep_scheduled(
 def _runner(scheduler: Scheduler) -> ScheduleRunner | None:
     plugin: Any = scheduler.plugins.get(NAME)
     return None if plugin is None else plugin.schedules
-
-
-def _listed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the list shows of a schedule that was refused."""
-    now = time()
-    try:
-        return _options(arguments, now).terms(now, NAME, REASON)
-    except ValueError:  # the refusal has the problem of its cron times
-        timeless = {"expires": EXPIRES, **arguments, "cron": None, "tz": None}
-        return Options.of(**timeless).terms(now, NAME, REASON)
 
 
 async def _end(scheduler: Scheduler, name: str) -> str:
@@ -243,8 +210,7 @@ async def _schedule(
             name="clustertune-preload",
         ) as client:
             await client.wait_for_workers(1)
-            options = _options(arguments, time())
-            made = await send(client, inputs.of_rows(()), options, REASON)
+            made = await send(client, inputs.of_rows(()), arguments, REASON)
     # any error is listed as the reason, and the next attempt follows
     except Exception as error:  # noqa: BLE001
         if made is None:  # else the client failed to close

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -231,7 +232,7 @@ def schedule() -> None:
     click.option("--tz", metavar="ZONE", help="Set the time zone of --cron, like "
         "Europe/Berlin. Default: this machine's."),
     click.option("--expires", metavar="TIME", default="12h", show_default=True,
-        help="Give up after this time."),
+        help="Give up so long after now, or after the first time of --cron."),
 )  # fmt: skip
 @with_consent
 def later(target: Target, form: str, consent: Consent, **options: Any) -> None:
@@ -239,10 +240,10 @@ def later(target: Target, form: str, consent: Consent, **options: Any) -> None:
 
     The scheduler waits for the gap, so this command may end.
     """
-    from clustertune.operations.schedules import Options, schedule_restart
+    from clustertune.operations.schedules import checked_terms, schedule_restart
 
     with usage_errors(ValueError, TypeError):  # before it connects
-        Options.of(**options)
+        checked_terms(time(), **options)
 
     async def make(client: Client, *, dry_run: bool, **_: Any) -> Schedule:
         answer: Any = schedule_restart(client, dry_run=dry_run, **options)

@@ -41,7 +41,7 @@ from clustertune.remote.worker import park, probe, process
 
 T = TypeVar("T")
 
-REPORT_SECONDS = 60.0  # to read the last report
+ANSWER_SECONDS = 60.0  # for one request
 
 PACKAGES = (  # distributions whose versions are compared
     "dask",
@@ -291,13 +291,7 @@ async def chunk_types(
 
 async def last_report(client: Client) -> Report | None:
     """Return the report that the plugin keeps; refuse one of another release."""
-    try:
-        text = await within(_report_text(client), REPORT_SECONDS)
-    except asyncio.TimeoutError:
-        raise TimedOutError(
-            f"the scheduler did not answer within {seconds_text(REPORT_SECONDS)}; see "
-            "what blocks the scheduler"
-        ) from None
+    text: str = await request(client, "report")
     try:
         return Report.from_json(text) if text else None
     except ValueError as error:
@@ -307,7 +301,20 @@ async def last_report(client: Client) -> Report | None:
         ) from error
 
 
-async def _report_text(client: Client) -> str | None:
-    await monitor.install_plugin(client, await monitor.identify(client))
-    text: str | None = await monitor.ask(client, "report")
-    return text
+async def request(client: Client, method: str, **arguments: Any) -> Any:
+    """Install the plugin if needed, and send it one request.
+
+    Raise TimedOutError if there is no answer within a minute.
+    """
+
+    async def answer() -> Any:
+        await monitor.install_plugin(client, await monitor.identify(client))
+        return await monitor.ask(client, method, **arguments)
+
+    try:
+        return await within(answer(), ANSWER_SECONDS)
+    except asyncio.TimeoutError:
+        raise TimedOutError(
+            f"the scheduler did not answer within {seconds_text(ANSWER_SECONDS)}; see "
+            "what blocks the scheduler"
+        ) from None

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone, tzinfo
+from datetime import datetime, tzinfo
 from itertools import islice, takewhile
 from pathlib import Path
-from time import monotonic
-from typing import Any, TypeVar
+from time import time
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -36,9 +36,9 @@ from clustertune.actions.cluster.live import (
 )
 from clustertune.collections import inputs
 from clustertune.core import arguments, decoding
-from clustertune.core.model import Goal, Refusal, Unknown, View, WorkerSnapshot
+from clustertune.core.model import Goal, Unknown, View, WorkerSnapshot
+from clustertune.core.rules import NO_NANNY
 from clustertune.core.wording import (
-    names_text,
     plural,
     printable,
     seconds_text,
@@ -47,23 +47,21 @@ from clustertune.core.wording import (
 )
 from clustertune.errors import RefusedError, TimedOutError
 from clustertune.integrations import libraries
-from clustertune.monitor import monitor
+from clustertune.monitor import inquiry, monitor
 from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.operations.journal import change_reason
-from clustertune.planner import guards
 from clustertune.remote import keys, ship
 from clustertune.remote.ending import within
+from clustertune.remote.scheduler.schedule import ENDED
 from clustertune.remote.scheduler.schedule import Schedule as Waiting
 from clustertune.remote.worker import park
 
-ENDED = ("done", "failed", "expired", "cancelled")
 MAX_EXPIRES = 366 * 86400.0  # seconds
-TIMEOUT = 60.0  # seconds for a request
-IDLE_FOR = "30s"
+TIMEOUT = 60.0  # seconds to schedule a restart
+IDLE_FOR, EXPIRES = "30s", "12h"
 MAX_TIMES = 10_000  # every minute of a week
 LOCALTIME = Path("/etc/localtime")
-T = TypeVar("T")
 EXAMPLE = '"0 3 * * *" (at 03:00 each day), "30 22 * * 1-5" or "*/15 * * * *"'
 
 
@@ -183,49 +181,22 @@ def read(answer: Mapping[str, Any], client: Client | None) -> Schedule:
     return replace(decoding.convert(answer, Schedule), client=client)
 
 
-async def _ask(client: Client, **request: Any) -> Mapping[str, Any]:
-    problem = "the scheduler did not answer"
-    return await _within_limit(_answer(client, **request), problem)
-
-
-async def _answer(client: Client, **request: Any) -> Mapping[str, Any]:
-    await monitor.install_plugin(client, await monitor.identify(client))
-    found: Mapping[str, Any] = await monitor.ask(client, "schedules", **request)
-    return found
-
-
 async def cancel(client: Client, name: str) -> Schedule:
     """Cancel a scheduled restart by id; raise LookupError if there is none."""
-    found = await _ask(client, cancel=name)
-    answer = found["one"]
+    answer = (await inquiry.request(client, "schedules", cancel=name))["one"]
     if answer is None:
-        states = {s["id"]: s["state"] for s in found["all"]}
-        if states.get(name) == "refused":
-            raise LookupError(
-                f"the schedule {name!r} cannot be cancelled: it is in "
-                "clustertune.schedules of the scheduler's configuration. Remove it "
-                "there, and start the scheduler again"
-            )
-        over = (*ENDED, "refused")
-        known = [id for id, state in states.items() if state not in over]
-        there = f"waiting are {names_text(known, most=20)}" if known else "none waits"
-        raise LookupError(f"there is no scheduled restart {name!r}; {there}")
+        raise LookupError(
+            f"there is no scheduled restart {name!r} to cancel; the list of scheduled "
+            "restarts has the ids. Remove a refused one from clustertune.schedules in "
+            "the scheduler's configuration"
+        )
     return read(answer, client)
 
 
 async def listed(client: Client) -> tuple[Schedule, ...]:
     """List waiting restarts and the last ended ones, oldest first."""
-    found = await _ask(client)
+    found = await inquiry.request(client, "schedules")
     return tuple(read(answer, client) for answer in found["all"])
-
-
-async def _within_limit(work: Awaitable[T], problem: str) -> T:
-    try:
-        return await within(work, TIMEOUT)
-    except asyncio.TimeoutError:
-        raise TimedOutError(
-            f"{problem} within {seconds_text(TIMEOUT)}; see what blocks the scheduler"
-        ) from None
 
 
 # --- requests ------------------------------------------------------------------------
@@ -238,7 +209,7 @@ def schedule_restart(
     cron: str | None = None,
     tz: str | None = None,
     if_needed: bool = False,
-    expires: str | float = "12h",
+    expires: str | float = EXPIRES,
     workers: Sequence[str | int] | None = None,
     dry_run: bool = False,
 ) -> Schedule:
@@ -272,7 +243,8 @@ def schedule_restart(
         or will be after the next run, and a new process is not. Without ``cron`` the
         scheduler waits until a worker needs it.
     expires
-        Seconds, or a duration, after which the scheduler gives up.
+        Seconds, or a duration, after which the scheduler gives up. They begin now, or
+        at the first time of ``cron``.
     workers
         Names or addresses. None: all workers at that time.
     dry_run
@@ -287,8 +259,7 @@ def schedule_restart(
     Raises
     ------
     TypeError, ValueError
-        An argument is not valid, or ``cron`` has no time before the restart expires.
-        Nothing was scheduled.
+        An argument is not valid. Nothing was scheduled.
     RefusedError
         A worker has no nanny to restart it, or its manager forbids restarts, or 20
         restarts already wait.
@@ -304,14 +275,15 @@ def schedule_restart(
     """
     given = inputs.of_rows(collections)
     check_client(client, given)
-    options = Options.of(
-        idle_for=idle_for,
-        cron=cron,
-        tz=tz,
-        if_needed=if_needed,
-        expires=expires,
-        workers=workers,
-    )
+    options: dict[str, Any] = {
+        "idle_for": idle_for,
+        "cron": cron,
+        "tz": tz,
+        "if_needed": if_needed,
+        "expires": expires,
+        "workers": workers,
+    }
+    checked_terms(time(), **options)
     arguments.flag("dry_run", dry_run)
     found: Schedule = sync(
         client, send, client, given, options, change_reason(), dry_run=dry_run
@@ -348,114 +320,82 @@ def schedules(client: Client) -> tuple[Schedule, ...]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Checked arguments of :func:`schedule_restart`."""
+def checked_terms(
+    now: float,
+    *,
+    idle_for: str | float = IDLE_FOR,
+    cron: str | None = None,
+    tz: str | None = None,
+    if_needed: bool = False,
+    expires: str | float = EXPIRES,
+    workers: Sequence[str | int] | None = None,
+) -> dict[str, Any]:
+    """Return the part of a request that needs no facts of the cluster.
 
-    idle_for: float
-    cron: str | None
-    zone: tzinfo
-    if_needed: bool
-    lifetime: float  # seconds until it expires
-    workers: tuple[str | int, ...] | None
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        idle_for: str | float = IDLE_FOR,
-        cron: str | None = None,
-        tz: str | None = None,
-        if_needed: bool = False,
-        expires: str | float,
-        workers: Sequence[str | int] | None = None,
-    ) -> Options:
-        """Check arguments of :func:`schedule_restart`.
-
-        Raise TypeError or ValueError for a wrong one. The times of ``cron`` follow when
-        the scheduler's clock is known.
-        """
-        if cron is None and tz is not None:
-            raise TypeError("tz is the time zone of cron: give cron, too")
-        zone: tzinfo = timezone.utc  # without cron, no time is computed in it
-        if cron is not None:
-            zone = time_zone(tz)
-            cron_times(cron, zone, 0.0, 0.0)
-        if (lifetime := arguments.duration("expires", expires)) > MAX_EXPIRES:
-            raise ValueError(f"expires={expires!r} must be at most a year")
-        return cls(
-            idle_for=arguments.duration("idle_for", idle_for),
-            cron=cron,
-            zone=zone,
-            if_needed=arguments.flag("if_needed", if_needed),
-            lifetime=lifetime,
-            workers=arguments.names("workers", workers),
-        )
-
-    def terms(self, now: float, owner: str, reason: str | None) -> dict[str, Any]:
-        """Return the part of a request that needs no facts of the workers.
-
-        Raise ValueError if ``cron`` has no times.
-        """
-        expires = now + self.lifetime
-        instants: tuple[float, ...] = ()
-        if self.cron is not None:
-            instants = cron_times(self.cron, self.zone, now, expires)
-            if not instants:
-                raise ValueError(
-                    f"cron={self.cron!r} has no time before the restart expires, at "
-                    f"{time_text(expires, self.zone)}: give a longer expires"
-                )
-        return {
-            "owner": owner,
-            "reason": reason,
-            "idle_for": self.idle_for,
-            "instants": list(instants),
-            "expires": expires,
-            "if_needed": self.if_needed,
-            "workers": self.workers,
-        }
+    The arguments are those of :func:`schedule_restart`, and ``now`` is in epoch
+    seconds. Raise TypeError or ValueError for a wrong one.
+    """
+    if cron is None and tz is not None:
+        raise TypeError("tz is the time zone of cron: give cron, too")
+    lifetime = arguments.duration("expires", expires)
+    if lifetime > MAX_EXPIRES:
+        raise ValueError(f"expires={expires!r} must be at most a year")
+    instants: tuple[float, ...] = ()
+    if cron is not None:
+        instants = cron_times(cron, time_zone(tz), now, lifetime)
+    return {
+        "idle_for": arguments.duration("idle_for", idle_for),
+        "instants": list(instants),
+        "expires": (instants[0] if instants else now) + lifetime,
+        "if_needed": arguments.flag("if_needed", if_needed),
+        "workers": arguments.names("workers", workers),
+    }
 
 
 async def send(
     client: Client,
     given: inputs.Inputs,
-    options: Options,
+    options: Mapping[str, Any],
     reason: str | None,
     *,
     dry_run: bool = False,
 ) -> Schedule:
     """Send a request to the scheduler; a dry run returns the plan only."""
     work = _send(client, given, options, reason, dry_run=dry_run)
-    return await _within_limit(work, "the restart was not scheduled")
+    try:
+        return await within(work, TIMEOUT)
+    except asyncio.TimeoutError:
+        raise TimedOutError(
+            f"the restart was not scheduled within {seconds_text(TIMEOUT)}; see what "
+            "blocks the scheduler"
+        ) from None
 
 
 async def _send(
     client: Client,
     given: inputs.Inputs,
-    options: Options,
+    options: Mapping[str, Any],
     reason: str | None,
     *,
     dry_run: bool,
 ) -> Schedule:
-    end = monotonic() + TIMEOUT
     cluster = LiveCluster(
         client,
         given,
         Goal(workload=libraries.choose(None)),
-        lambda: end - monotonic(),
-        options=LookOptions(held_data=True, least_memory=True, task_seconds=0.0),
+        lambda: TIMEOUT,
+        options=LookOptions(least_memory=True, task_seconds=0.0),
     )
     await cluster.open(None, needs=RESTARTABLE)
     view = await cluster.look(lambda *_: None)
-    terms = options.terms(view.now.time, client.id, reason)
-    ids = None
-    if options.workers is not None:
-        ids = sorted(ids_of(options.workers, view), key=str)
-    _refuse_impossible(view, ids)
+    terms = checked_terms(view.now.time, **options)
+    if terms["workers"] is not None:
+        terms["workers"] = sorted(ids_of(terms["workers"], view), key=str)
+    _refuse_impossible(view, terms["workers"])
     layouts = (m.keys for x in view.layouts for m in x.collections if m.loaded)
     terms |= {
-        "workers": ids,
+        "owner": client.id,
+        "reason": reason,
         "fresh": min((x for w in view.now.workers if (x := w.least_memory)), default=0),
         "collections": [keys.pack(names) for names in layouts],
         "thresholds": _thresholds(view.now.workers),
@@ -474,7 +414,7 @@ async def _send(
 def _thresholds(
     workers: Iterable[WorkerSnapshot],
 ) -> list[tuple[str | int, dict[str, float]]]:
-    """Return worker ids with the known, enabled thresholds, the worst first.
+    """Return worker ids with the known, enabled thresholds.
 
     They are pairs, because ids may be numbers, and msgpack's maps need text.
     """
@@ -488,51 +428,28 @@ def _thresholds(
     return found
 
 
-def _refuse_impossible(view: View, ids: list[str | int] | None) -> None:
+def _refuse_impossible(view: View, ids: Sequence[str | int] | None) -> None:
     """Refuse if a named worker, or all workers, can never be restarted."""
-    real = [w.id for w in view.now.workers if not w.parking]
-    steps = restarting.steps(view, set(real if ids is None else ids))
-    refused = (no for _, no in guards.sort_out(steps, view))
-    never = [no for no in refused if no is not None and _is_permanent(no, view)]
+    if view.now.can_restart is not None:
+        raise RefusedError(view.now.can_restart)
+    real = [w for w in view.now.workers if not w.parking]
+    wanted = [w for w in real if ids is None or w.id in ids]
+    never = [w.id for w in wanted if w.nanny is None]
     if never and (ids is not None or len(never) == len(real)):
-        raise RefusedError(f"{never[0].step.summary}: {never[0].reason}")
-
-
-def _is_permanent(refusal: Refusal, view: View) -> bool:
-    if refusal.guard == "manager_allows_restarts":
-        return True
-    address = getattr(refusal.step.args, "address", None)
-    return any(w.address == address and w.nanny is None for w in view.now.workers)
+        raise RefusedError(f"restart {workers_text(never[:1])}: {NO_NANNY}")
 
 
 # --- cron times -----------------------------------------------------------------------
 
 
-def cron_times(cron: str, tz: tzinfo, start: float, end: float) -> tuple[float, ...]:
-    """Return the distinct times of a cron expression after ``start``, until ``end``.
+def cron_times(
+    cron: str, tz: tzinfo, start: float, seconds: float
+) -> tuple[float, ...]:
+    """Return the distinct times after ``start``, for some seconds from the first one.
 
     Times are epoch seconds. Raise ValueError if the expression is invalid, or has more
     than 10,000 times.
     """
-    stamps = takewhile(lambda t: t <= end, _stamps(cron, tz, start))
-    # several times are the same moment if clocks skip an hour
-    found = sorted({t for t in islice(stamps, MAX_TIMES + 1) if t > start})
-    if len(found) > MAX_TIMES:
-        raise ValueError(
-            f"cron={cron!r} has more than {MAX_TIMES:,} times before it expires; give "
-            'fewer times, or a shorter time such as expires="5 days"'
-        )
-    return tuple(found)
-
-
-def next_time(cron: str, tz: tzinfo, start: float, seconds: float) -> float | None:
-    """Return the first time within some seconds after ``start``, or None."""
-    first = next((t for t in _stamps(cron, tz, start) if t > start), None)
-    return first if first is not None and first <= start + seconds else None
-
-
-def _stamps(cron: str, tz: tzinfo, start: float) -> Iterator[float]:
-    """Return the times after ``start``, without an end; a time may come twice."""
     fields = cron.split() if isinstance(cron, str) else []
     if len(fields) != 5:
         raise ValueError(
@@ -546,34 +463,38 @@ def _stamps(cron: str, tz: tzinfo, start: float) -> Iterator[float]:
             f"cron={cron!r} cannot be read ({str(error).lower()}); it must be like "
             f"{EXAMPLE}"
         ) from error
-    return (tick.timestamp() for tick in ticks)
+    stamps = (t for tick in ticks if (t := tick.timestamp()) > start)
+    first = next(stamps, None)
+    if first is None:
+        raise ValueError(f"cron={cron!r} has no time; it must be like {EXAMPLE}")
+    end = first + seconds
+    found = [first, *islice(takewhile(lambda t: t < end, stamps), MAX_TIMES)]
+    if len(found) > MAX_TIMES:
+        raise ValueError(
+            f"cron={cron!r} has more than {MAX_TIMES:,} times before it expires; give "
+            'fewer times, or a shorter time such as expires="5 days"'
+        )
+    # several times are the same moment if clocks skip an hour
+    return tuple(sorted({*found}))
 
 
 def time_zone(name: str | None) -> tzinfo:
     """Return a time zone by name. None means this machine's: TZ, or its setting."""
-    given, is_file = f"tz={name!r}", False
+    given, file = f"tz={name!r}", ""
     if name is None:
-        name = os.environ.get("TZ", "").removeprefix(":")
+        # without such a file the C library uses UTC
+        local = str(LOCALTIME) if LOCALTIME.exists() else "UTC"
+        name = os.environ.get("TZ", "").removeprefix(":") or local
         given = f"the variable TZ={name!r}"
-        if not name:
-            return _local_zone()
-        is_file = name.startswith("/")
+        file = name if name.startswith("/") else ""
     try:
-        return _read_zone(Path(name)) if is_file else ZoneInfo(name)
+        if file:
+            with Path(file).open("rb") as content:
+                return ZoneInfo.from_file(content, key="local time")
+        return ZoneInfo(name)
     # a name of another type, of a folder, outside the database, or nested too deeply
     except (LookupError, ValueError, OSError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{given} is no time zone of this machine: give a name like "
             "'Europe/Berlin' or 'UTC', or install the package tzdata"
         ) from error
-
-
-def _local_zone() -> tzinfo:
-    if not LOCALTIME.exists():  # the C library uses UTC then
-        return time_zone("UTC")
-    return _read_zone(LOCALTIME)
-
-
-def _read_zone(file: Path) -> tzinfo:
-    with file.open("rb") as content:
-        return ZoneInfo.from_file(content, key="local time")

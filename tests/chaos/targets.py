@@ -522,7 +522,7 @@ def _read_cron(data: bytes) -> None:
     cron, _, name = text.partition("|")
     zone = schedules.time_zone(name or "UTC")
     for start in (1_700_000_000.0, 1_743_000_000.0):
-        schedules.cron_times(cron, zone, start, start + 3e5)
+        schedules.cron_times(cron, zone, start, 3e5)
 
 
 def _read_argument(data: bytes) -> None:

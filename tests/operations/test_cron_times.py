@@ -36,7 +36,7 @@ def epoch(text: str, tz: ZoneInfo = BERLIN, fold: int = 0) -> float:
 def test_when_clocks_change(cron: str, day: str, expected: list[str]) -> None:
     """Once a day means once, at an existing time."""
     start = epoch(f"{day} 00:00")
-    found = schedules.cron_times(cron, BERLIN, start, start + 20 * 3600)
+    found = schedules.cron_times(cron, BERLIN, start, 20 * 3600)
     assert found == tuple(map(epoch, expected))
 
 
@@ -45,8 +45,9 @@ def test_every_hour_follows_elapsed_time(day: str, hours: int) -> None:
     """A day of 23 hours has 23 times, one of 25 hours has 25, one hour apart."""
     start = epoch(f"{day} 00:00")
     end = epoch(f"{datetime.fromisoformat(day).date() + timedelta(days=1)} 00:00")
-    found = schedules.cron_times("0 * * * *", BERLIN, start, end)
+    found = schedules.cron_times("0 * * * *", BERLIN, start, hours * 3600)
     assert len(found) == hours
+    assert found[-1] == end
     assert {b - a for a, b in itertools.pairwise(found)} == {3600.0}
 
 
@@ -68,10 +69,10 @@ ZONES = (
 def test_daily_is_once_a_day(start: int, hour: int, minute: int, name: str) -> None:
     """At the given time, unless clocks skip it."""
     tz = ZoneInfo(name)
-    end = start + 5 * DAY
-    found = schedules.cron_times(f"{minute} {hour} * * *", tz, start, end)
-    assert 4 <= len(found) <= 6
-    assert all(start < t <= end for t in found)
+    found = schedules.cron_times(f"{minute} {hour} * * *", tz, start, 5 * DAY)
+    assert 5 <= len(found) <= 6
+    assert start < found[0] <= start + DAY + 3600
+    assert all(found[0] <= t < found[0] + 5 * DAY for t in found)
     assert list(found) == sorted(set(found))
     local = [datetime.fromtimestamp(t, tz) for t in found]
     assert len({t.date() for t in local}) == len(local)
@@ -81,10 +82,19 @@ def test_daily_is_once_a_day(start: int, hour: int, minute: int, name: str) -> N
         assert late == timedelta(0) or timedelta(0) < late <= timedelta(hours=1)
 
 
-def test_none_before_the_end() -> None:
-    """Empty, and not an error."""
+def test_a_first_time_that_is_late() -> None:
+    """The seconds begin with it, whenever it is."""
     start = epoch("2026-06-01 04:00")
-    assert schedules.cron_times("0 3 * * *", BERLIN, start, start + 3600) == ()
+    found = schedules.cron_times("0 3 * * *", BERLIN, start, 3600)
+    assert found == (epoch("2026-06-02 03:00"),)
+    found = schedules.cron_times("0 0 29 2 *", BERLIN, start, 2 * DAY)
+    assert found == (epoch("2028-02-29 00:00"),)
+
+
+def test_a_time_that_never_comes() -> None:
+    """February has no fifth Monday on its first or thirtieth day."""
+    with pytest.raises(ValueError, match="has no time"):
+        schedules.cron_times("0 0 */29 2 MON#5", BERLIN, 0, DAY)
 
 
 @pytest.mark.parametrize(

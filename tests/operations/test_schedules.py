@@ -30,7 +30,6 @@ NANNIES: dict[str, Any] = {
     "worker_kwargs": {"memory_limit": "1 GiB"},
     "timeout": 120,
 }
-FEBRUARY_29 = "0 0 29 2 *"
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)], **NANNIES)
@@ -70,13 +69,13 @@ async def test_from_request_to_done(c: Any, s: Any, nanny: Any) -> None:
     np.testing.assert_array_equal(await scattered["a"], np.arange(10))
     with dask.config.set({"clustertune.reason": "<b>\x1b[2J"}):
         later = await clustertune.schedule_restart(
-            c, cron="0 3 * * *", tz="Europe/Berlin", expires="2 days"
+            c, cron="0 3 * * *", tz="Asia/Tokyo", expires="2 days"
         )
     assert len(later.instants) == 2
     assert "<b>" in str(later)
     assert "\x1b" not in str(later)
     assert (await later.cancel()).state == "cancelled"
-    with pytest.raises(LookupError, match="'absent'; none waits"):
+    with pytest.raises(LookupError, match="no scheduled restart 'absent' to cancel"):
         await schedules.cancel(c, "absent")
     last = (await clustertune.schedules(c))[-1]
     assert (last.id, last.ended) == (later.id, True)
@@ -113,8 +112,6 @@ async def test_bad_arguments(
         patch.setenv("TZ", "CET-1CEST")  # without cron no time zone is needed
         with pytest.raises(RefusedError, match="it has no nanny"):
             await clustertune.schedule_restart(c)
-    with pytest.raises(ValueError, match="has no time before the restart expires"):
-        await clustertune.schedule_restart(c, cron=FEBRUARY_29, expires="1h")
     assert s.plugins["clustertune"].schedules.listed() == []
 
 
@@ -136,7 +133,7 @@ async def test_a_client_with_another_clock(
         c, cron="* * * * *", expires="10 minutes", idle_for="1h"
     )
     assert now < made.instants[0] < now + 100
-    assert now + 600 <= made.expires < now + 640
+    assert made.expires == made.instants[0] + 600
     await clustertune.check(c)
     plugin = s.plugins["clustertune"]
     state = await plugin.page_data.look()
@@ -150,8 +147,7 @@ async def test_a_scheduler_that_hangs(
 ) -> None:
     """Each call ends after its time limit."""
     assert await clustertune.schedules(c) == ()
-    monkeypatch.setattr(schedules, "TIMEOUT", 0.3)
-    monkeypatch.setattr(inquiry, "REPORT_SECONDS", 0.3)
+    monkeypatch.setattr(inquiry, "ANSWER_SECONDS", 0.3)
     released = asyncio.Event()
 
     async def hang(**_: Any) -> None:

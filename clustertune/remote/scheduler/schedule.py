@@ -28,10 +28,18 @@ class Moment:
 
     now: float  # epoch seconds
     clock: float  # monotonic, because the wall clock may be set
-    tasks: int  # that run
-    queued: int
+    busy: str  # the tasks, hold or lease that prevent a restart; "": none
     idle_since: float  # monotonic begin of the time without tasks, holds and plans
-    holder: Mapping[str, Any] | None  # of a hold or the lease: client, label, since
+
+
+def busy_text(tasks: int, queued: int, holder: Mapping[str, Any] | None) -> str:
+    """Describe running and queued tasks, or the holder of a hold or lease; "": none."""
+    if holder is not None:
+        return f"held by {holder['label']} since {utc_text(holder['since'])}"
+    if not (tasks or queued):
+        return ""
+    more = f", {queued:,} queued" if queued else ""
+    return f"not idle: {plural(tasks, 'task')} running{more}"
 
 
 class Schedule:
@@ -62,10 +70,11 @@ class Schedule:
         self.name = name
         self.terms = terms
         self.made = now
-        self.instants = deque(terms["instants"])
+        self.instants = deque(terms["instants"])  # future ones
+        self.is_due = not self.instants  # whether it waits for a gap
         self.state = "waiting"
         self.ended_at = 0.0
-        self.waits = self._for_instant() if self.instants else self._for_gap(0.0)
+        self.waits = self._for_gap(0.0) if self.is_due else self._for_instant()
         self.cancelled = False
         self.tries = 0
         self.idle_from = clock  # monotonic; earlier idle time does not count
@@ -79,15 +88,13 @@ class Schedule:
 
     def obstacle(self, moment: Moment) -> str:
         """Return why the restart must wait now, or ""."""
-        if len(self.instants) > 1 and self.instants[1] <= moment.now:
-            self._begin_latest(moment.now)
-        if self.left is None and self.instants and moment.now < self.instants[0]:
+        if self._reach(moment.now):
+            # all workers are due again, also if the last restart has not ended
+            self.is_due, self.left, self.tries = True, None, 0
+        if not self.is_due:
             return self._for_instant()
-        if (holder := moment.holder) is not None:
-            return f"held by {holder['label']} since {utc_text(holder['since'])}"
-        if moment.tasks or moment.queued:
-            queued = f", {moment.queued:,} queued" if moment.queued else ""
-            return f"not idle: {plural(moment.tasks, 'task')} running{queued}"
+        if moment.busy:
+            return moment.busy
         idle = moment.clock - max(moment.idle_since, self.idle_from)
         if idle < self.terms["idle_for"]:
             return self._for_gap(max(0.0, idle))
@@ -100,11 +107,12 @@ class Schedule:
         whole = seconds_text(self.terms["idle_for"])
         return f"idle for {seconds_text(idle)} of {whole}"
 
-    def _begin_latest(self, now: float) -> None:
-        """Begin with all workers again, because a later instant has come."""
-        while len(self.instants) > 1 and self.instants[1] <= now:
+    def _reach(self, now: float) -> bool:
+        """Remove the instants that have come; return whether there were any."""
+        before = len(self.instants)
+        while self.instants and self.instants[0] <= now:
             self.instants.popleft()
-        self.left, self.tries = None, 0
+        return len(self.instants) < before
 
     def wait(self, reason: str, again: float = 0.0) -> None:
         """Continue to wait; evaluate the reason again at a monotonic time."""
@@ -119,7 +127,12 @@ class Schedule:
     ) -> None:
         """Change the state after an attempt; ``pause``: for refused workers."""
         if outcome in ("done", "not needed"):
-            self._end_instant(now)
+            self._reach(now)  # one gap is enough for instants that came meanwhile
+            self.is_due, self.left, self.tries = False, None, 0
+            if self.instants:
+                self.wait(self._for_instant())
+            else:
+                self.end("done", now)
         elif outcome == "partly":
             self.wait(problem, clock + pause)
         elif outcome in ("failed", "interrupted"):
@@ -132,16 +145,6 @@ class Schedule:
             self.end("failed", now)
         elif self.cancelled and not self.ended:
             self.end("cancelled", now)
-
-    def _end_instant(self, now: float) -> None:
-        """End the current instant; if it was the last one, end the schedule."""
-        self.left, self.tries = None, 0
-        while self.instants and self.instants[0] <= now:
-            self.instants.popleft()
-        if self.instants:
-            self.wait(self._for_instant())
-        else:
-            self.end("done", now)
 
     def describe(self, now: float) -> dict[str, Any]:
         """Return plain values; ``now`` makes ages independent of the reader's clock."""
@@ -160,7 +163,7 @@ class Schedule:
 
 def result_text(result: Mapping[str, Any]) -> str:
     """Describe the result of one gap in a line."""
-    text = f"{utc_text(result['time'])}: {result['outcome']}"
+    text: str = result["outcome"]
     if result["restarted"]:
         lost = "an unknown number" if result["lost"] is None else f"{result['lost']:,}"
         text += (

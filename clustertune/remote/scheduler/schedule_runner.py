@@ -19,9 +19,14 @@ from uuid import uuid4
 from distributed.versions import get_versions
 
 from clustertune.core import rules
-from clustertune.core.wording import plural
+from clustertune.core.wording import utc_text
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, growth
-from clustertune.remote.scheduler.schedule import Moment, Schedule, result_text
+from clustertune.remote.scheduler.schedule import (
+    Moment,
+    Schedule,
+    busy_text,
+    result_text,
+)
 from clustertune.remote.scheduler.state import (
     begun_tasks,
     id_of,
@@ -42,6 +47,8 @@ MAX_WAITING = 20
 MAX_ENDED = 20
 MAX_TEXT = 500  # characters of a problem
 MAX_NAMED = 3  # workers in a text
+NOT_NEEDED = "no worker needs a restart"
+NO_WORKERS = "none of its workers is on the cluster"
 
 
 class ScheduleRunner:
@@ -54,12 +61,10 @@ class ScheduleRunner:
         self.plugin = plugin
         self.scheduler = plugin.scheduler
         self.kept: dict[str, Schedule] = {}
-        #: schedules of the scheduler's configuration that could not be added yet
-        self.refused: dict[str, Schedule] = {}
         self.task: asyncio.Task[None] | None = None
         self.idle_since = monotonic()
         self.seen = -1  # transitions of tasks
-        self.again, self.pause = RETRY, PAUSE
+        self.poll, self.again, self.pause = POLL_INTERVAL, RETRY, PAUSE
         self.max_waiting, self.max_ended = MAX_WAITING, MAX_ENDED
 
     # --- requests ---------------------------------------------------------------------
@@ -86,26 +91,25 @@ class ScheduleRunner:
         return self.kept[name].describe(now)
 
     def refuse(self, name: str, terms: Mapping[str, Any], problem: str) -> bool:
-        """List a schedule of the configuration; return whether the problem is new."""
-        schedule = Schedule(name, terms, time(), monotonic())
-        schedule.state = "refused"
-        schedule.waits = problem[:MAX_TEXT]
-        known = self.refused.get(name)
-        if known is not None and known.waits == schedule.waits:
-            return False
-        self.refused[name] = schedule
-        self._log(schedule, "refused", {"problem": problem[:MAX_TEXT]})
-        return True
+        """List a schedule of the scheduler's configuration that could not be added.
+
+        Return whether the problem is new.
+        """
+        former, schedule = self.kept.get(name), Schedule(name, terms, time(), 0.0)
+        schedule.state, schedule.waits = "refused", problem[:MAX_TEXT]
+        self.kept[name] = schedule
+        if is_new := former is None or former.waits != schedule.waits:
+            self._log(schedule, "refused", {"problem": schedule.waits})
+        return is_new
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return waiting, running and ended schedules, and refused ones first."""
-        every = [*self.refused.values(), *self.kept.values()]
-        return [s.describe(time()) for s in every]
+        """Return refused, waiting, running and ended schedules."""
+        return [s.describe(time()) for s in self.kept.values()]
 
     def cancel(self, name: str) -> dict[str, Any] | None:
         """Cancel a schedule: at once, or after the current worker."""
         schedule = self.kept.get(name)
-        if schedule is None:
+        if schedule is None or schedule.state == "refused":
             return None
         if not schedule.ended:
             schedule.cancelled = True
@@ -122,13 +126,14 @@ class ScheduleRunner:
     # --- waiting ----------------------------------------------------------------------
 
     def _waiting(self) -> list[Schedule]:
-        return [s for s in self.kept.values() if not s.ended]
+        return [s for s in self.kept.values() if s.state in ("waiting", "running")]
 
     async def _watch(self) -> None:
         while waiting := self._waiting():
             for schedule in waiting:
                 await self._check_safely(schedule)
-            await asyncio.sleep(self._tick())
+            # a large cluster is read less often: below 1 ms of each second
+            await asyncio.sleep(max(self.poll, len(self.scheduler.workers) / 500))
 
     async def _check_safely(self, schedule: Schedule) -> None:
         try:
@@ -137,23 +142,16 @@ class ScheduleRunner:
             logger.exception("clustertune's scheduled restart failed")
             self._note(schedule, "failed", repr(error))
 
-    def _tick(self) -> float:
-        idle_for: list[float] = [s.terms["idle_for"] / 4 for s in self._waiting()]
-        # a large cluster is read less often: below 1 ms of each second
-        shortest = min([POLL_INTERVAL, *idle_for])
-        return max(shortest, 0.05, len(self.scheduler.workers) / 500)
-
     def _moment(self) -> Moment:
         """Return the current state; earlier tasks and holds count as work."""
         scheduler, clock = self.scheduler, monotonic()
         tasks = sum(begun_tasks(ws) for ws in scheduler.workers.values())
         queued = len(scheduler.queued) if scheduler.running else 0
-        holder = self.plugin.lease.in_use()
-        worked = scheduler.transition_counter != self.seen
-        if tasks or queued or worked or holder is not None:
+        busy = busy_text(tasks, queued, self.plugin.lease.in_use())
+        if busy or scheduler.transition_counter != self.seen:
             self.idle_since = clock
         self.seen = scheduler.transition_counter
-        return Moment(time(), clock, tasks, queued, self.idle_since, holder)
+        return Moment(time(), clock, busy, self.idle_since)
 
     async def _check(self, schedule: Schedule) -> None:
         moment = self._moment()
@@ -173,23 +171,17 @@ class ScheduleRunner:
             schedule.wait(text, moment.clock + self.again)
             return
         workers, refused = self._due(schedule)
+        only_needed = schedule.terms["if_needed"]
         if workers:
             await self._roll(schedule, workers, refused)
         elif schedule.left is not None:
-            self._note(schedule, "done", "the remaining workers are gone")
+            text = _texts(refused) or "the remaining workers are gone"
+            self._note(schedule, "done", text)
+        elif only_needed and schedule.terms["instants"] and not refused:
+            self._note(schedule, "not needed", NOT_NEEDED)
         else:
-            self._wait_for_workers(schedule, refused, moment.clock)
-
-    def _wait_for_workers(
-        self, schedule: Schedule, refused: Mapping[Any, str], clock: float
-    ) -> None:
-        text = _texts(refused) or "none of its workers is on the cluster"
-        if needless := schedule.terms["if_needed"] and not refused:
-            text = "no worker needs a restart"
-        if needless and schedule.instants:  # the next instant is another chance
-            self._note(schedule, "not needed", text)
-        else:
-            schedule.wait(text, clock + self.again)
+            text = _texts(refused) or (NOT_NEEDED if only_needed else NO_WORKERS)
+            schedule.wait(text, moment.clock + self.again)
 
     # --- workers ----------------------------------------------------------------------
 
@@ -263,7 +255,7 @@ class ScheduleRunner:
     ) -> None:
         """Restart workers one at a time, until an interruption."""
         schedule.state, schedule.waits = "running", ""
-        workers = await self._ordered(workers)
+        workers, before = await self._ordered(workers), set(schedule.left or ())
         left = schedule.left = [*workers]
         self._log(schedule, "began")
         began = monotonic()
@@ -271,25 +263,25 @@ class ScheduleRunner:
         for id, worker in workers.items():
             if turns:
                 await asyncio.sleep(self.pause)
-            outcome, problem = self._interruption(schedule, began)
-            if outcome:
-                self._note(schedule, outcome, problem, turns)
-                return
             if self.scheduler.workers.get(worker.address) is not worker:  # it has left
                 left.remove(id)
                 continue
-            turn = await self._turn(schedule, id, worker)
-            turns.append(turn)
-            outcome, problem = self._judge(turn)
-            if turn["address"]:
-                left.remove(id)
+            token = uuid4().hex
+            outcome, problem = self._begin_turn(schedule, began, token)
+            if not outcome:
+                turn = await self._turn(schedule, id, worker, token)
+                turns.append(turn)
+                outcome, problem = self._judge(turn)
+                if turn["address"]:
+                    left.remove(id)
             if outcome == "refused":
                 refused[id] = problem
             elif outcome:
                 self._note(schedule, outcome, problem, turns)
                 return
+        repeated = bool(left) and set(left) == before
         outcome = "partly" if left else "done"
-        self._note(schedule, outcome, _texts(refused), turns)
+        self._note(schedule, outcome, _texts(refused), turns, repeated=repeated)
 
     async def _ordered(self, workers: Mapping[Any, Any]) -> dict[Any, Any]:
         """Sort the workers by the memory that they need on others, smallest first."""
@@ -313,43 +305,42 @@ class ScheduleRunner:
             return "lost", f"{turn['lost']} keys were lost; {turn['problem']}"
         if not turn["problem"]:
             return "", ""
-        moment = self._moment()
-        if not turn["address"] and (turn["held"] or moment.tasks or moment.queued):
+        if not turn["address"] and self._moment().busy:
             return "interrupted", turn["problem"]
         return ("refused" if turn["unchanged"] else "failed"), turn["problem"]
 
-    def _interruption(self, schedule: Schedule, since: float) -> tuple[str, str]:
-        """Return a reason to stop between two workers; ended tasks count."""
+    def _begin_turn(
+        self, schedule: Schedule, since: float, token: str
+    ) -> tuple[str, str]:
+        """Take the lease for one worker, or return why the restart stops before it.
+
+        Tasks that have ended since the restart began count, too.
+        """
         moment = self._moment()
         if schedule.cancelled:
             return "cancelled", ""
         if moment.now >= schedule.terms["expires"]:
             return "expired", ""
-        if moment.holder is not None:
-            return "interrupted", f"by {moment.holder['label']}"
         # a fit between two phases continues in a moment
-        if moment.tasks or moment.queued or moment.idle_since > since:
-            return "interrupted", "tasks came"
+        if moment.busy or moment.idle_since > since:
+            return "interrupted", moment.busy or "tasks came"
+        label = f"a scheduled restart ({schedule.name})"
+        answer = self.plugin.acquire(SCHEDULER_OWNER, label, token)
+        if "holder" in answer:
+            return "interrupted", f"held by {answer['holder']['label']}"
         return "", ""
 
-    async def _turn(self, schedule: Schedule, id: Any, worker: Any) -> dict[str, Any]:
-        """Restart one worker under the lease."""
-        plugin, terms, token = self.plugin, schedule.terms, uuid4().hex
-        ceilings = self._ceilings(schedule, worker)
-        turn: dict[str, Any] = {"worker": id, "address": "", "unchanged": True}
-        turn |= {"keys": 0, "nbytes": 0, "lost": 0, "seconds": 0.0, "held": False}
-        label = f"a scheduled restart ({schedule.name})"
-        answer = plugin.acquire(SCHEDULER_OWNER, label, token)
-        if "holder" in answer:
-            text = f"held by {answer['holder']['label']}"
-            return turn | {"problem": text, "held": True}
-        began = monotonic()
+    async def _turn(
+        self, schedule: Schedule, id: Any, worker: Any, token: str
+    ) -> dict[str, Any]:
+        """Restart one worker under the lease of this token, and end the lease."""
+        plugin, terms, began = self.plugin, schedule.terms, monotonic()
         try:
             name = await plugin.restart_workers(
                 token,
                 address=worker.address,
                 collections=terms["collections"],
-                process_limits=ceilings,
+                process_limits=self._ceilings(schedule, worker),
                 wait=WAIT,
                 timeout=terms["timeout"],
                 parking=terms["parking"],
@@ -358,11 +349,13 @@ class ScheduleRunner:
             problem = await job.task
         finally:
             lost = (await plugin.release(token))["lost"]
-        turn |= job.work.state() | {"seconds": monotonic() - began}
-        if turn["lost"] is not None:
-            others = None if lost is None else sum(n for _, n, _ in lost)
-            turn["lost"] = None if others is None else turn["lost"] + others
-        return turn | {"problem": problem}
+        turn: dict[str, Any] = job.work.state()
+        turn |= {"worker": id, "problem": problem, "seconds": monotonic() - began}
+        if lost is None:
+            turn["lost"] = None
+        elif turn["lost"] is not None:
+            turn["lost"] += sum(n for _, n, _ in lost)
+        return turn
 
     # --- results ----------------------------------------------------------------------
 
@@ -372,11 +365,15 @@ class ScheduleRunner:
         outcome: str,
         problem: str = "",
         turns: Sequence[Mapping[str, Any]] = (),
+        *,
+        repeated: bool = False,
     ) -> None:
-        """Record the result of an attempt, and change the schedule's state."""
+        """Record the result of an attempt, and change the schedule's state.
+
+        A ``repeated`` result is neither listed nor logged again.
+        """
         now, lost = time(), [turn["lost"] for turn in turns]
         result = {
-            "time": now,
             "outcome": outcome,
             "problem": problem[:MAX_TEXT],
             "restarted": [turn["worker"] for turn in turns if turn["address"]],
@@ -385,65 +382,23 @@ class ScheduleRunner:
             "nbytes": sum(turn["nbytes"] for turn in turns),
             "lost": None if None in lost else sum(lost),  # None: unknown
         }
-        repeated = outcome == "partly" and not result["restarted"]
-        if not repeated and (turns or outcome not in ("cancelled", "expired")):
-            schedule.last = result_text(result)
         schedule.settle(outcome, result["problem"], now, monotonic(), self.again)
         if not repeated:
-            self._log(schedule, outcome, result)
-        if turns:
-            self._log_operation(schedule, outcome, result, turns)
+            text = result_text(result)
+            if turns or outcome not in ("cancelled", "expired"):
+                schedule.last = f"{utc_text(now)}: {text}"
+            event = _operation(outcome, text, result["lost"], turns) if turns else {}
+            self._log(schedule, outcome, result | event)
         ended = [name for name, s in self.kept.items() if s.ended]
         for name in ended[: -self.max_ended]:
             del self.kept[name]
 
-    def _log_operation(
-        self,
-        schedule: Schedule,
-        outcome: str,
-        result: Mapping[str, Any],
-        turns: Sequence[Mapping[str, Any]],
-    ) -> None:
-        """Log the restarts like those of a client, for metrics and the audit trail."""
-        steps = [
-            {
-                "action": "restart",
-                "summary": f"restart worker {turn['worker']}",
-                "status": _status(turn),
-                "seconds": turn["seconds"],
-                "nbytes": turn["nbytes"],
-                "reason": str(turn["problem"])[:MAX_TEXT],
-            }
-            for turn in turns
-        ]
-        failed = outcome in ("failed", "lost")
-        # a fit that begins meanwhile is no failure: the rest waits for the next gap
-        waits = outcome == "interrupted" and result["lost"] == 0
-        left = (outcome != "done" and not waits) or result["lost"] != 0
-        rest = "; the others wait for the next gap" if waits else ""
-        done = plural(len(result["restarted"]), "worker")
-        event = {
-            "action": "restart",
-            "summary": f"restarted {done}" + ("; some are left" if left else rest),
-            "status": "failed" if failed else "left" if left else "done",
-            "schedule": schedule.name,
-            "client": schedule.terms["owner"],
-            "reason": schedule.terms["reason"],
-            "seconds": sum(turn["seconds"] for turn in turns),
-            "lost": result["lost"],
-            "steps": steps,
-            "problem": result["problem"],
-        }
-        self.scheduler.log_event(TOPIC, event)
-
     def _log(
-        self, schedule: Schedule, state: str, result: Mapping[str, Any] | None = None
+        self, schedule: Schedule, state: str, more: Mapping[str, Any] | None = None
     ) -> None:
         event = {"action": "schedule", "id": schedule.name, "state": state}
         event |= {k: schedule.terms[k] for k in ("owner", "reason")}
-        # Dask adds the time of the event
-        own = {k: v for k, v in (result or {}).items() if k != "time"}
-        self.scheduler.log_event(TOPIC, event | own)
+        self.scheduler.log_event(TOPIC, event | dict(more or {}))
 
 
 def _other_version(worker: Any, ours: Mapping[str, Any]) -> str:
@@ -454,6 +409,33 @@ def _other_version(worker: Any, ours: Mapping[str, Any]) -> str:
     """
     theirs = worker.versions.get("packages", {})
     return "; ".join(f"it {why}" for why in objections(ours, theirs, "the scheduler"))
+
+
+def _operation(
+    outcome: str, text: str, lost: int | None, turns: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the fields of a client's restart, for metrics and the audit trail."""
+    status = "failed" if outcome in ("failed", "lost") else "left"
+    # a fit that begins meanwhile is no failure: the rest waits for the next gap
+    if outcome in ("done", "interrupted") and lost == 0:
+        status = "done"
+    return {
+        "action": "restart",
+        "summary": text,
+        "status": status,
+        "seconds": sum(turn["seconds"] for turn in turns),
+        "steps": [
+            {
+                "action": "restart",
+                "summary": f"restart worker {turn['worker']}",
+                "status": _status(turn),
+                "seconds": turn["seconds"],
+                "nbytes": turn["nbytes"],
+                "reason": str(turn["problem"])[:MAX_TEXT],
+            }
+            for turn in turns
+        ],
+    }
 
 
 def _status(turn: Mapping[str, Any]) -> str:

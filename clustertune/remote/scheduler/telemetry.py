@@ -406,8 +406,7 @@ class Metrics:
 
     def _gauges(self) -> dict[str, Mapping[Any, float]]:
         plugin = self.plugin
-        schedules, since = plugin.schedules, time() - RECENT
-        every = (*schedules.refused.values(), *schedules.kept.values())
+        every, since = plugin.schedules.kept.values(), time() - RECENT
         states = Counter(s.state for s in every if not s.ended or s.ended_at > since)
         there = {id_of(ws) for ws in training_workers(plugin.scheduler)}
         grown = growth(plugin.runs.kept).items()

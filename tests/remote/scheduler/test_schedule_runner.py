@@ -51,7 +51,8 @@ def terms(**others: Any) -> dict[str, Any]:
 def begin(s: Any, **others: Any) -> tuple[ClustertunePlugin, Any]:
     """Install a plugin of the imported modules, with one schedule."""
     plugin = ClustertunePlugin(s)
-    plugin.schedules.again, plugin.schedules.pause = 0.05, 0.3
+    plugin.schedules.poll = plugin.schedules.again = 0.05
+    plugin.schedules.pause = 0.3
     plugin.attach()
     name = plugin.schedules.add(terms(**others))["id"]
     return plugin, plugin.schedules.kept[name]
@@ -370,7 +371,7 @@ async def test_a_client_restarts_the_cluster_meanwhile(
     await soon(lambda: it.ended)
     assert [r["outcome"] for r in results(s, it)] == ["interrupted", "done"]
     assert [r["lost"] for r in results(s, it)] == [None, 0]
-    events = [e for _, e in s.get_events("clustertune") if "schedule" in e]
+    events = [e for _, e in s.get_events("clustertune") if "outcome" in e]
     assert [(e["status"], e["lost"]) for e in events] == [("left", None), ("done", 0)]
     (listed,) = await clustertune.schedules(c)
     assert listed.last == it.last
