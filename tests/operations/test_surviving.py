@@ -60,29 +60,38 @@ def started(folder: Path, *options: str) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: Any) -> Iterator[Client]:
+def folder(tmp_path_factory: Any) -> Path:
+    """Return the folder of the cluster, with the file of its scheduler."""
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[Client]:
     """Its workers die in many tests, and come back."""
-    with started(tmp_path_factory.mktemp("cluster")) as client:
+    with started(folder) as client:
         yield client
 
 
 @contextmanager
-def without_nanny(folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a worker that does not come back once it is killed."""
+def fourth_worker(
+    client: Client, folder: Path, *options: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the worker ``extra``, which leaves in the test."""
     command = (
-        *(sys.executable, "-m", "dask", "worker", "--no-nanny", "--name", name),
+        *(sys.executable, "-m", "dask", "worker", "--name", "extra", *options),
         *("--scheduler-file", str(folder / "scheduler.json"), "--nthreads", "1"),
         *("--memory-limit", "1GiB", "--host", "127.0.0.1", "--no-dashboard"),
         *("--local-directory", str(folder)),
     )
     with process(*command) as worker:
+        client.wait_for_workers(4)
         yield worker
 
 
 @pytest.fixture
-def left(tmp_path_factory: Any) -> Iterator[Client]:
-    """Client of a cluster that a worker leaves."""
-    with started(tmp_path_factory.mktemp("cluster")) as client:
+def left(client: Client, folder: Path) -> Iterator[Client]:
+    """Client of the cluster with a fourth worker; it has a nanny, and retires."""
+    with fourth_worker(client, folder):
         yield client
 
 
@@ -131,9 +140,14 @@ class Watcher:
             action()
 
 
-def pid_of(client: Client, name: int) -> int:
+def address_of(client: Client, name: str) -> str:
     known = workers_of(client).items()
-    (address,) = (a for a, w in known if w["name"] == f"w-{name}")
+    (address,) = (a for a, w in known if w["name"] == name)
+    return address
+
+
+def pid_of(client: Client, name: int) -> int:
+    address = address_of(client, f"w-{name}")
     (pid,) = client.run(os.getpid, workers=[address]).values()
     return int(pid)
 
@@ -249,33 +263,32 @@ def test_a_worker_that_is_killed_while_it_packs(client: Client) -> None:
 
 
 @contextmanager
-def retiring(client: Client, address: str) -> Iterator[dict[str, Any]]:
-    """Retire a worker during a fit with these options."""
-    work = Thread(target=client.retire_workers, args=([address],))
+def retiring(client: Client) -> Iterator[dict[str, Any]]:
+    """Retire the fourth worker during a fit with these options."""
+    work = Thread(target=client.retire_workers, args=([address_of(client, "extra")],))
     yield {"progress": Watcher(work.start), "max_failures": 1}
     work.join()
 
 
-@pytest.mark.parametrize("options", [{}, {"n_workers": 3}])
+@pytest.mark.parametrize("options", [{}, {"n_workers": 4}])
 def test_a_worker_that_retires(left: Client, options: dict[str, Any]) -> None:
     """The fit takes a checkpoint, and goes on without the worker."""
-    X, y = data(left)
-    with retiring(left, next(iter(workers_of(left)))) as survives:
+    X, y = data(left, partitions=12)  # as many for each of four, and of three workers
+    with retiring(left) as survives:
         survived = fit(left, model("xgboost"), X, y, **survives, **options)
     assert len(trees(survived)) == 800
     notes = "\n".join(survived.clustertune_report_.notes)
-    assert re.search(r"resumed from round \d+ after \S+ \w+ on 2 workers", notes)
+    assert re.search(r"resumed from round \d+ after \S+ \w+ on 3 workers", notes)
     assert "computed again" not in notes  # the worker gave its partitions away
     assert "rows are on other workers" in notes
-    until(lambda: len(workers_of(left)) == 2)  # without parking workers
+    until(lambda: len(workers_of(left)) == 3)  # without parking workers
 
 
 def test_named_workers_that_do_not_return(left: Client) -> None:
     """The fit continues on the named workers that are left."""
     X, y = data(left)
-    gone, *rest = workers_of(left)
-    with retiring(left, gone) as options:
-        options["workers"] = [gone, rest[0]]
+    with retiring(left) as options:
+        options["workers"] = [address_of(left, name) for name in ("extra", "w-0")]
         survived = fit(left, model("xgboost"), X, y, **options)
     assert len(trees(survived)) == 800
 
@@ -283,18 +296,16 @@ def test_named_workers_that_do_not_return(left: Client) -> None:
 def test_the_only_named_worker_does_not_return(left: Client) -> None:
     """The error names the loss, and what to do."""
     X, y = data(left)
-    (address, *_) = workers_of(left)
-    text = "the fit lost worker w-.*; then none of the workers in workers= is left"
-    with retiring(left, address) as options:
-        options["workers"] = [address]
+    text = "the fit lost worker extra.*; then none of the workers in workers= is left"
+    with retiring(left) as options:
+        options["workers"] = [address_of(left, "extra")]
         with pytest.raises(IncompleteError, match=text):
             fit(left, model("xgboost"), X, y, **options)
     assert is_whole(*left.gather(left.compute([X, y])))
 
 
-@pytest.mark.parametrize("words", ["round ", "the fit continues"])
 def test_a_progress_function_that_fails(
-    client: Client, caplog: pytest.LogCaptureFixture, words: str
+    client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its error ends neither the fit, nor its watch, nor the next attempt."""
     X, y = data(client)
@@ -302,7 +313,7 @@ def test_a_progress_function_that_fails(
 
     def progress(text: str, fraction: float | None) -> None:
         watcher(text, fraction)
-        if watcher.action is None and words in text:
+        if watcher.action is None and "the fit continues" in text:
             raise ZeroDivisionError
 
     survived = fit(client, model("xgboost"), X, y, progress=progress, max_failures=1)
@@ -380,16 +391,15 @@ def test_values_that_changed(client: Client) -> None:
 
 @pytest.mark.parametrize("seed", [0, None])
 def test_values_that_changed_in_old_partitions(
-    tmp_path: Path, seed: int | None
+    client: Client, folder: Path, seed: int | None
 ) -> None:
     """A worker is gone for good, so other partitions are made for the rest."""
-    with started(tmp_path) as client, without_nanny(tmp_path, "alone") as worker:
-        client.wait_for_workers(4)
+    with fourth_worker(client, folder, "--no-nanny") as worker:
         X, y = data(client, seed, partitions=4)
         watcher = Watcher(worker.kill)
         options: Any = {"progress": watcher, "max_failures": 2}
         if seed is None:
-            with pytest.raises(IncompleteError, match=r"lost worker alone.*other"):
+            with pytest.raises(IncompleteError, match=r"lost worker extra.*other"):
                 fit(client, model("xgboost"), X, y, **options)
         else:
             survived = fit(client, model("xgboost"), X, y, **options)
