@@ -272,7 +272,7 @@ def _read_file(number):
 
 def test_files_that_cannot_be_read(local_cluster):
     """All partitions are named with their problems, once for X and y."""
-    _, client = local_cluster(2)
+    _, client = local_cluster(2, processes=False, protocol="tcp://")
     frame = dd.from_map(_read_file, range(4), meta=pd.DataFrame({"a": [1.0]}))
     report = clustertune.check(client, frame, frame["a"], deep=True)
     (finding,) = (f for f in report.found if f.check == "unreadable_values")

@@ -206,25 +206,11 @@ def placed(client: Client, *collections: Any) -> dict[str, int]:
     return {w: len(wanted.intersection(keys)) for w, keys in held.items()}
 
 
-def test_a_fit_leaves_the_data_in_place(local_cluster: Any) -> None:
-    """One worker of the host trains on copies, which are dropped after the fit."""
-    _, client = local_cluster(3)
-    X, y = client.persist([rows(VALUES, 100), rows(LABELS, 100)])
-    X, y = clustertune.prepare(client, X, y, estimator="xgboost", progress=False)
-    before = placed(client, X, y)
-    assert sorted(before.values()) == [8, 8, 8]
-    model = dxgb.DaskXGBRegressor(**TREES)
-    fit(client, model, X, y)
-    notes = "\n".join(model.clustertune_report_.notes)
-    assert "one worker of each host trained" in notes
-    # Dask's memory manager drops the replicas that the copies were made of
-    until(lambda: placed(client, X, y) == before)
-    until(lambda: sum(map(len, client.has_what().values())) == 24)
-    np.testing.assert_array_equal(client.gather(client.compute(X)), VALUES)
+def test_one_worker_of_the_host_trains(local_cluster: Any) -> None:
+    """It trains on copies, which are dropped after the fit.
 
-
-def test_no_idle_worker_steals_partitions(local_cluster: Any) -> None:
-    """Only the worker that holds the data trains, although others of its host idle."""
+    Other workers of its host idle, and steal no partitions.
+    """
 
     class Noting(xgb.callback.TrainingCallback):
         def before_training(self, model: Any) -> Any:
@@ -239,11 +225,19 @@ def test_no_idle_worker_steals_partitions(local_cluster: Any) -> None:
     ):
         _, client = local_cluster(3)
         X, y = client.persist([rows(VALUES, 20), rows(LABELS, 20)])
-        wait([X, y])
+        X, y = clustertune.prepare(client, X, y, estimator="xgboost", progress=False)
+        before = placed(client, X, y)
+        assert len(before) == 3
+        assert min(before.values()) > 30
         model = dxgb.DaskXGBRegressor(callbacks=[Noting()], **TREES)
         fit(client, model, X, y)
-    assert "one worker of each host trained" in str(model.clustertune_report_)
+    notes = "\n".join(model.clustertune_report_.notes)
+    assert "one worker of each host trained" in notes
     assert len(client.get_events("trained")) == 1
+    # Dask's memory manager drops the replicas that the copies were made of
+    until(lambda: placed(client, X, y) == before)
+    until(lambda: sum(map(len, client.has_what().values())) == 120)
+    np.testing.assert_array_equal(client.gather(client.compute(X)), VALUES)
 
 
 @pytest.mark.parametrize("metric", ["logloss", ["error", "logloss"]])
@@ -560,12 +554,6 @@ def test_a_fit_that_raises(
     assert run.error == "ZeroDivisionError: of the model"
 
 
-def test_a_run_is_noted(client: Client, history: Path) -> None:
-    fit(client, dxgb.DaskXGBRegressor(**TREES), *data())
-    (run,) = fits(history)
-    assert (run.status, run.workload, run.rows) == ("done", "xgboost", ROWS)
-
-
 def test_a_worker_that_is_killed(
     local_cluster: Any, history: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -592,11 +580,13 @@ def test_a_worker_that_is_killed(
     client.wait_for_workers(2)
     np.testing.assert_array_equal(client.gather(client.compute(X)), VALUES)
     fit(client, dxgb.DaskXGBRegressor(**TREES), X, y)
+    _, run = fits(history)
+    assert (run.status, run.workload, run.rows) == ("done", "xgboost", ROWS)
 
 
 def test_interrupted(local_cluster: Any) -> None:
     """After ^C, the hold has ended and adaptive scaling has its bounds."""
-    cluster, client = local_cluster(2)
+    cluster, client = local_cluster(2, processes=False, protocol="tcp://")
     cluster.adapt(minimum=1, maximum=3)
     bounds: list[int] = []
 
@@ -616,7 +606,7 @@ def test_a_hold_that_cannot_begin(
 ) -> None:
     """Adaptive scaling gets its bounds back."""
     monkeypatch.setattr("clustertune.operations.hold.WAIT_SECONDS", 0.3)
-    cluster, client = local_cluster(1)
+    cluster, client = local_cluster(1, processes=False, protocol="tcp://")
     cluster.adapt(minimum=1, maximum=3)
     p = clustertune.prepare(client, *data(), n_workers=2, progress=False)
     assert cluster._adaptive.minimum == 2

@@ -92,7 +92,7 @@ async def test_with_prepare(c: Any, s: Any, a: Any, b: Any) -> None:
 
 def test_with_a_synchronous_client(local_cluster: Any, tmp_path: Path) -> None:
     """The example of the documentation, with Dask's performance report."""
-    _, client = local_cluster(2)
+    _, client = local_cluster(2, processes=False, protocol="tcp://")
     X = da.random.random((1000, 20), chunks=(100, 20))
     with clustertune.prepare(client, X, X[:, 0], progress=False) as (X, y):
         assert float(X.sum().compute()) > 0
@@ -218,7 +218,7 @@ with clustertune.hold(client, label="theirs"):
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_holder_that_dies_or_freezes(local_cluster: Any, fate: int) -> None:
     """The hold ends at once, or after 15 s."""
-    local, client = local_cluster(1)
+    local, client = local_cluster(1, processes=False, protocol="tcp://")
     command = [sys.executable, "-c", HOLDER, client.scheduler.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None

@@ -385,7 +385,7 @@ async def test_verify_looks_again(c, s, a, b):
 
 def test_a_progress_function_that_exits(local_cluster, caplog):
     """The exit is logged; the call and the client continue."""
-    _, client = local_cluster(2)
+    _, client = local_cluster(2, processes=False, protocol="tcp://")
     X = da.arange(1000, chunks=100)
 
     def exits(text, fraction):
@@ -398,7 +398,7 @@ def test_a_progress_function_that_exits(local_cluster, caplog):
 
 def test_an_error_is_shown_once(local_cluster, capsys):
     """The traceback has the error and what was done, so stderr has no other line."""
-    _, client = local_cluster(2)
+    _, client = local_cluster(2, processes=False, protocol="tcp://")
     X, y = da.ones((40, 2), chunks=(10, 2)), da.full(40, np.nan, chunks=10)
     with pytest.raises(ValueError, match="40 missing labels") as caught:
         clustertune.prepare(client, X, y, estimator="xgboost")
@@ -453,7 +453,7 @@ def test_on_a_synchronous_client(local_cluster):
 
 def test_not_an_array_by_mistake(local_cluster):
     """The error of NumPy's conversion shows how to unpack the result."""
-    _, client = local_cluster(1)
+    _, client = local_cluster(1, processes=False)
     p = clustertune.prepare(client, da.ones((10, 2), chunks=5))
     with pytest.raises(TypeError, match="unpack it"):
         np.asarray(p)

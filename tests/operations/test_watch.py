@@ -306,7 +306,7 @@ def test_workers_that_die_and_join(local_cluster):
 
 def test_a_worker_without_a_nanny_that_dies(local_cluster):
     """Dask records no reason."""
-    cluster, client = local_cluster(1)
+    cluster, client = local_cluster(1, processes=False, protocol="tcp://")
     command = [sys.executable, "-m", "distributed.cli.dask_worker", "--no-nanny"]
     name = ["--name", "alone", "--no-dashboard", cluster.scheduler_address]
     with process(*command, *name) as worker:
