@@ -24,7 +24,6 @@ from tests.in_process import gen_cluster
 
 TWO = [("127.0.0.1", 1)] * 2
 ROWS = 4000
-MODELS = [DaskXGBRegressor, DaskXGBClassifier, DaskLGBMRegressor, DaskLGBMClassifier]
 
 
 def numbers(**columns: Any) -> pd.DataFrame:
@@ -39,8 +38,15 @@ def run(error: Exception, line: int = 0, **names: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "wrong"),
+    [
+        (DaskXGBRegressor, np.inf),
+        (DaskXGBClassifier, np.nan),
+        (DaskLGBMRegressor, np.nan),
+        (DaskLGBMClassifier, np.inf),
+    ],
+)
 @gen_cluster(client=True, nthreads=TWO)
 async def test_labels(c: Any, s: Any, a: Any, b: Any, model: Any, wrong: float) -> None:
     """A missing or infinite label is an error, and nothing moves."""
@@ -159,17 +165,16 @@ async def test_labels_of_no_known_library(c: Any, s: Any, a: Any, b: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "column",
+    ("model", "column"),
     [
-        pd.Series(["u", "v"] * (ROWS // 2)),
-        pd.Series(pd.date_range("2024", periods=ROWS)),
-        pd.Series(pd.to_timedelta(np.arange(ROWS))),
-        pd.Series(pd.interval_range(0, ROWS)),
-        pd.Series(np.arange(ROWS), dtype=object),
+        (DaskXGBRegressor, pd.Series(["u", "v"] * (ROWS // 2))),
+        (DaskLGBMClassifier, pd.Series(pd.date_range("2024", periods=ROWS))),
+        (DaskXGBRegressor, pd.Series(pd.to_timedelta(np.arange(ROWS)))),
+        (DaskLGBMClassifier, pd.Series(pd.interval_range(0, ROWS))),
+        (DaskLGBMClassifier, pd.Series(np.arange(ROWS), dtype=object)),
     ],
     ids=["text", "dates", "durations", "intervals", "objects"],
 )
-@pytest.mark.parametrize("model", [DaskXGBRegressor, DaskLGBMClassifier])
 @gen_cluster(client=True, nthreads=TWO)
 async def test_columns_that_are_no_numbers(
     c: Any, s: Any, a: Any, b: Any, model: Any, column: Any
@@ -211,30 +216,38 @@ def as_text(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[:0].astype(object)
 
 
-@pytest.mark.parametrize("persisted", [False, True])
-@pytest.mark.parametrize("estimator", ["xgboost", None])
+ODD = {
+    "partition 2 has the order b, a": lambda p: p[["b", "a"]],
+    "partition 2 lacks b": lambda p: p[["a"]],
+    "partition 2 has c in addition": lambda p: p.assign(c=1),
+    "partition 2 has .* in b instead of numbers": lambda p: p.astype({"b": str}),
+}
+ORDER, MISSING, MORE, TYPE = ODD
+
+
 @pytest.mark.parametrize(
-    ("odd", "text"),
+    ("text", "estimator", "persisted"),
     [
-        (lambda p: p[["b", "a"]], "partition 2 has the order b, a"),
-        (lambda p: p[["a"]], "partition 2 lacks b"),
-        (lambda p: p.assign(c=1), "partition 2 has c in addition"),
-        (lambda p: p.astype({"b": str}), "partition 2 has .* in b instead of numbers"),
+        (ORDER, "xgboost", True),
+        (ORDER, None, False),
+        (MISSING, "xgboost", False),
+        (MORE, None, True),
+        (TYPE, "xgboost", True),
+        (TYPE, None, False),
     ],
-    ids=["order", "missing", "more", "type"],
 )
 @gen_cluster(client=True, nthreads=TWO)
 async def test_columns_unlike_the_metadata(
-    c: Any, s: Any, a: Any, b: Any, odd: Any, text: str, estimator: Any, persisted: bool
+    c: Any, s: Any, a: Any, b: Any, text: str, estimator: Any, persisted: bool
 ) -> None:
     """A partition that differs from the metadata is an error with its number."""
     meta = pd.DataFrame({"a": [1.0], "b": [1.0]})
-    X = dd.from_map(part, range(4), odd=odd, meta=meta, enforce_metadata=False)
+    X = dd.from_map(part, range(4), odd=ODD[text], meta=meta, enforce_metadata=False)
     X = await c.persist(X) if persisted else X
     y = da.arange(4000, chunks=1000)
     with pytest.raises(ValueError, match=f"1 partition of X has .*{text}") as error:
         await clustertune.prepare(c, X, y, estimator=estimator)
-    if "order" in text:
+    if text == ORDER:
         X = run(error.value, X=X)["X"]
         p = await clustertune.prepare(c, X, y, estimator=estimator, rechunk=3)
         found = await c.compute(p.X)
@@ -308,8 +321,15 @@ async def test_labels_that_match_by_position(c: Any, s: Any, a: Any, b: Any) -> 
     assert X["a"].tolist() == y.tolist() == mixed["a"].tolist()
 
 
-@pytest.mark.parametrize("kind", ["pandas", "NumPy"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (DaskXGBRegressor, "pandas"),
+        (DaskXGBClassifier, "NumPy"),
+        (DaskLGBMRegressor, "NumPy"),
+        (DaskLGBMClassifier, "pandas"),
+    ],
+)
 @gen_cluster(client=True, nthreads=TWO)
 async def test_eval_sets_of_pandas_and_numpy(
     c: Any, s: Any, a: Any, b: Any, model: Any, kind: str
