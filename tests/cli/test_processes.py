@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 
@@ -19,14 +20,13 @@ DEADLINE = 60.0  # seconds until a process must have ended
 COMMAND = [sys.executable, "-m", "clustertune"]
 
 
-def run(*words: str, stdout: int | IO[bytes] = subprocess.PIPE, **env: str) -> str:
+def run(*words: str, stdout: int | IO[bytes] = subprocess.PIPE) -> str:
     """Run a command without a terminal; return exit code and stderr as one text."""
     done = subprocess.run(
         [*COMMAND, *words],
         stdout=stdout,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
-        env=os.environ | env,
         timeout=DEADLINE,
         check=False,
     )
@@ -103,8 +103,7 @@ def test_a_job_in_the_background(moment: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [("explain",), ("run", "--list"), ("size", "--rows", "1000", "--columns", "3")],
+    "words", [("explain",), ("size", "--rows", "1000", "--columns", "3")]
 )
 def test_a_full_disk(words: tuple[str, ...]) -> None:
     """Output that cannot be written is an error in one line."""
@@ -127,13 +126,13 @@ def test_files_that_are_none(words: tuple[str, ...], kind: str, tmp_path: Path) 
     os.mkfifo(pipe)
     path = "/dev/zero" if kind == "endless" else str(pipe)
     if words == ("history",):
-        done = run(*words, DASK_CLUSTERTUNE__HISTORY__PATH=path)
+        with dask.config.set({"clustertune.history.path": path}):
+            done = here(*words)
     else:
-        done = run(*words, path)
-    assert done[0] in "125"
+        done = here(*words, path)
+    assert done.exit_code in (1, 2, 5)
     if words != ("run", "--lint"):  # it prints problems to stdout
-        assert "not a regular file" in done
-        assert "Traceback" not in done
+        assert "not a regular file" in done.stderr
 
 
 def test_a_scheduler_file_without_an_end_of_text(tmp_path: Path) -> None:
@@ -187,22 +186,19 @@ def test_a_key_with_a_long_name(cluster: str) -> None:
     with Client(cluster, set_as_default=False) as client:
         kept = client.submit(int, key="k" * 10_000)
         kept.result()
-        file = subprocess.run(
-            [*COMMAND, "check", "--fail-on", "never", cluster],
-            capture_output=True, text=True, timeout=DEADLINE, check=True,
-        )  # fmt: skip
-        refused = run("restart", "--drop-data", "--dry-run", cluster)
-    assert max(map(len, file.stdout.splitlines())) < 500
-    assert max(map(len, refused.splitlines())) < 3000
+        found = here("check", "--fail-on", "never", cluster)
+        refused = here("restart", "--drop-data", "--dry-run", cluster)
+    assert found.exit_code == 0
+    assert max(map(len, found.stdout.splitlines())) < 500
+    assert max(map(len, refused.output.splitlines())) < 3000
 
 
-@pytest.mark.parametrize("columns", ["60", "90"])
-def test_columns_without_a_terminal(columns: str, cluster: str) -> None:
+def test_columns_without_a_terminal(cluster: str) -> None:
     """COLUMNS sets the width of reports, also in a pipe."""
     done = subprocess.run(
         [*COMMAND, "check", "--fail-on", "never", cluster],
         capture_output=True, text=True, timeout=DEADLINE,
-        env=os.environ | {"COLUMNS": columns}, check=True,
+        env=os.environ | {"COLUMNS": "60"}, check=True,
     )  # fmt: skip
     longest = max(map(len, done.stdout.splitlines()))
-    assert int(columns) - 20 < longest <= int(columns)
+    assert 40 < longest <= 60
