@@ -145,9 +145,14 @@ def test_the_demo_trains_on_all_workers_after_prepare(scratch, monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
 def test_an_interrupt_leaves_nothing_behind(scratch):
     """After ^C during a fit no workers or files are left, and the exit code is 130."""
+    code = """
+from clustertune.cli import demo, main
+demo.run.__kwdefaults__["rows"], demo.TREES = 20_000, 10_000
+main()
+"""
     with (scratch.parent / "output").open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from clustertune.cli import main; main()", "demo"],
+            [sys.executable, "-c", code, "demo"],
             env=os.environ | {"TMPDIR": str(scratch)},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -230,7 +230,8 @@ async def test_no_text_is_covered_or_cut(tmp_path):
                 assert "2031" in text or name == "empty"  # a scheduled restart
                 for width, dark in product(WIDTHS, (False, True)):
                     await tab.set(width=width, dark=dark)
-                    await laid_out(tab, width)
+                    if not dark:  # colours move no text
+                        await laid_out(tab, width)
                     colours = await tab.page.evaluate(_COLOURS)
                     assert colours == (DARK if dark else LIGHT)
                     scheme = "dark" if dark else "light"

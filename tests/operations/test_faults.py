@@ -21,7 +21,7 @@ from distributed import Client, futures_of, wait
 
 import clustertune
 from clustertune.remote.scheduler import mover
-from tests.processes import cluster, process, stop_stealing, until, workers_of
+from tests.processes import process, stop_stealing, until, workers_of
 from tests.remote.scheduler.test_faults_restart import lose_clients_soon
 
 
@@ -201,7 +201,7 @@ from tests.operations.test_faults import moving, slowly
 from tests.processes import stop_stealing, until, workers_of
 import threading
 
-client = Client(scheduler_file=sys.argv[1])
+client = Client(sys.argv[1])
 client.wait_for_workers(2)
 first = next(iter(workers_of(client)))
 clustertune.prepare(client, da.ones((20, 1), chunks=1))
@@ -222,17 +222,17 @@ clustertune.prepare(client, X, y)
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-def test_the_client_is_killed_or_frozen_in_mid_move(tmp_path: Path, how: str) -> None:
+def test_the_client_is_killed_or_frozen_in_mid_move(
+    local_cluster: Any, how: str
+) -> None:
     """Published data survives its client; the lease is free after its grace period.
 
     The next prepare completes the move.
     """
-    root = str(Path(__file__).parents[2])
-    with (
-        cluster(tmp_path, 2, PYTHONPATH=root) as file,
-        process(sys.executable, "-c", SCRIPT, file, how, PYTHONPATH=root) as dying,
-        Client(scheduler_file=file, set_as_default=False) as client,
-    ):
+    _, client = local_cluster(2)
+    address, root = client.scheduler.address, str(Path(__file__).parents[2])
+    script = (sys.executable, "-c", SCRIPT, address, how)
+    with process(*script, PYTHONPATH=root) as dying:
         try:
             until(lambda: _gone(dying.pid))
             assert client.run_on_scheduler(state)["jobs"]
@@ -248,6 +248,7 @@ def test_the_client_is_killed_or_frozen_in_mid_move(tmp_path: Path, how: str) ->
             assert p.report.after[0].separated == 0
             assert_whole(client, X, y)
         finally:
+            client.run_on_scheduler(quickly)  # its process is that of all tests
             if dying.poll() is None:
                 os.killpg(dying.pid, signal.SIGKILL)
 

@@ -98,12 +98,12 @@ for i in range(20):
 def test_several_processes_at_once(path: Path) -> None:
     """Several processes create and write the file at once."""
     started = [
-        subprocess.Popen([sys.executable, "-c", ADDING, path, name]) for name in "abc"
+        subprocess.Popen([sys.executable, "-c", ADDING, path, name]) for name in "ab"
     ]
-    assert [p.wait(60) for p in started] == [0, 0, 0]
+    assert [p.wait(60) for p in started] == [0, 0]
     records, skipped = read(path)
     assert skipped == 0
-    for name in "abc":
+    for name in "ab":
         seen = [r.began for r in records if r.call == name]
         assert seen == [float(i) for i in range(20)]
 
