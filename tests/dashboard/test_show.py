@@ -88,7 +88,7 @@ def test_a_scheduler_process_that_cannot_import_bokeh(tmp_path: Path) -> None:
     code = BLOCK.replace('"clustertune"', '"bokeh"')
     (tmp_path / "sitecustomize.py").write_text(code)
     with (
-        cluster(tmp_path, 1, PYTHONPATH=str(tmp_path)) as file,
+        cluster(tmp_path, 1, options=("--no-nanny",), PYTHONPATH=str(tmp_path)) as file,
         Client(scheduler_file=file) as client,
         pytest.raises(RefusedError, match="has no Bokeh"),
     ):

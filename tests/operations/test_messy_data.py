@@ -356,8 +356,9 @@ def as_array(frame: Any) -> Any:
     return frame.to_dask_array(lengths=True).astype(float)
 
 
-def test_pipelines(client: Any) -> None:
+def test_pipelines(local_cluster: Any) -> None:
     """The first step gets X as it is; the needs of the last step apply to y."""
+    _, client = local_cluster(2)
     frame = numbers(color=np.random.default_rng(1).choice(["r", "g"], ROWS))
     frame["y"] = frame["a"] + (frame["color"] == "r")
     D = dd.from_pandas(frame, npartitions=4)

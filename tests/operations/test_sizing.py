@@ -274,7 +274,7 @@ def test_the_line_of_a_local_cluster(small: Sizing) -> None:
 
 
 def _local(**options: Any) -> LocalCluster:
-    return LocalCluster(dashboard_address="127.0.0.1:0", **options)
+    return LocalCluster(processes=False, dashboard_address="127.0.0.1:0", **options)
 
 
 def test_the_line_of_a_worker(small: Sizing) -> None:

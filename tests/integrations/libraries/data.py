@@ -24,11 +24,6 @@ def groups() -> Any:
     return da.from_array(np.arange(ROWS) // GROUP, chunks=CHUNK)
 
 
-def group_sizes() -> Any:
-    n = CHUNK // GROUP
-    return da.from_array(np.full(n * PARTITIONS, GROUP), chunks=n)
-
-
 def spread(model: Any, X: Any) -> float:
     """Return how much predictions differ between rows."""
     predicted = model.predict(X).compute()

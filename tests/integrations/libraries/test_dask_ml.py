@@ -126,7 +126,6 @@ LOSING = {
     "incremental": lambda: Incremental(
         SGDClassifier(random_state=0, shuffle=False), shuffle_blocks=False
     ),
-    "glm": lambda: LogisticRegression(solver="gradient_descent", max_iter=5),
 }
 
 
