@@ -31,7 +31,6 @@ from dask_ml.preprocessing import StandardScaler
 from dask_ml.wrappers import Incremental, ParallelPostFit
 from distributed import (
     Client,
-    LocalCluster,
     Nanny,
     Scheduler,
     SpecCluster,
@@ -47,7 +46,7 @@ from clustertune.errors import IncompleteError, LeaseHeldError, VerificationErro
 from clustertune.integrations import libraries
 from clustertune.operations.history import Record, read
 from clustertune.planner import machines
-from tests.processes import BLOCK, until, workers_of
+from tests.processes import BLOCK, local_workers, until, workers_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,16 +64,7 @@ QID = np.arange(ROWS) // GROUP
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """A client that is not the default one, so each fit has to use the given one."""
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address="127.0.0.1:0",
-            memory_limit="2GiB",
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with local_workers(set_as_default=False) as client:
         yield client
 
 

@@ -304,21 +304,34 @@ def test_the_only_named_worker_does_not_return(left: Client) -> None:
     assert is_whole(*left.gather(left.compute([X, y])))
 
 
-def test_a_progress_function_that_fails(
-    client: Client, caplog: pytest.LogCaptureFixture
+def test_what_is_shown_or_written_fails(
+    client: Client,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """Its error ends neither the fit, nor its watch, nor the next attempt."""
-    X, y = data(client)
-    watcher = Watcher(killer(client))
+    """Neither ends the fit, its watch or the next attempt; both are logged.
+
+    The function of ``progress=`` raises, and no checkpoint can be written.
+    """
+
+    def refuse(*_: Any) -> None:
+        raise OSError("the disk is full")
 
     def progress(text: str, fraction: float | None) -> None:
         watcher(text, fraction)
         if watcher.action is None and "the fit continues" in text:
             raise ZeroDivisionError
 
-    survived = fit(client, model("xgboost"), X, y, progress=progress, max_failures=1)
+    monkeypatch.setattr(CheckpointFile, "_write", refuse)
+    X, y = data(client)
+    watcher = Watcher(killer(client))
+    options = {"max_failures": 1, "checkpoint_path": tmp_path / "model.checkpoint"}
+    survived = fit(client, model("xgboost"), X, y, progress=progress, **options)
     assert len(trees(survived)) == 800
     assert "the progress is not shown any more, only logged: Zero" in caplog.text
+    assert "was not written: " in caplog.text
+    assert "the disk is full" in caplog.text
     check_whole(client, X, y)
 
 
@@ -612,24 +625,3 @@ def test_a_file_that_cannot_be_written(client: Client) -> None:
         fit(client, model("xgboost"), *lazy(), checkpoint_path=path)
     # futures of earlier tests may be collected meanwhile
     assert set(client.futures) <= known
-
-
-def test_a_checkpoint_that_cannot_be_written(
-    client: Client,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """The failure is logged; the fit goes on, and its losses are still seen."""
-
-    def refuse(*_: Any) -> None:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(CheckpointFile, "_write", refuse)
-    X, y = data(client)
-    options = {"max_failures": 1, "checkpoint_path": tmp_path / "model.checkpoint"}
-    watcher = Watcher(killer(client))
-    survived = fit(client, model("xgboost"), X, y, progress=watcher, **options)
-    assert len(trees(survived)) == 800
-    assert "was not written: " in caplog.text
-    assert "the disk is full" in caplog.text
