@@ -72,13 +72,6 @@ def test_a_worker_that_comes_back_between_two_snapshots() -> None:
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_a_label_that_is_no_text(c: Any, s: Any, a: Any, b: Any) -> None:
-    """It would make the record in the history unreadable."""
-    with pytest.raises(ValueError, match=r"label=3 .*a text"):
-        clustertune.hold(c, label=3)  # type: ignore[arg-type]
-
-
-@gen_cluster(client=True, nthreads=TWO)
 async def test_with_prepare(c: Any, s: Any, a: Any, b: Any) -> None:
     """``with prepare`` holds the prepared data, and measures the predicted memory."""
     X = da.random.random((1000, 20), chunks=(100, 20))
@@ -333,10 +326,15 @@ async def test_an_error_in_the_block(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=[])
-async def test_a_block_without_async(c: Any, s: Any) -> None:
-    """The block would not be held, without an error."""
+async def test_wrong_use(c: Any, s: Any) -> None:
+    """Without ``async`` the block would not be held, without an error.
+
+    A label that is no text would make the record in the history unreadable.
+    """
     with pytest.raises(TypeError, match="block: async with"):
         clustertune.hold(c).__enter__()
+    with pytest.raises(ValueError, match=r"label=3 .*a text"):
+        clustertune.hold(c, label=3)  # type: ignore[arg-type]
 
 
 def test_an_async_block_with_a_synchronous_client() -> None:

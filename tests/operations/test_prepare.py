@@ -96,16 +96,6 @@ async def test_a_paused_worker_gets_nothing(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_frames_with_other_rows_are_refused(c, s, a, b):
-    """Rows of frames are counted, and refused if they differ."""
-    source = pd.DataFrame({"p": np.arange(100.0), "t": 1})
-    X = dd.from_pandas(source[["p"]], npartitions=4)
-    y = dd.from_pandas(source["t"], npartitions=4).repartition([0, 10, 50, 75, 99])
-    with pytest.raises(errors.AlignmentError, match="25"):
-        await clustertune.prepare(c, X, y, rechunk=False)
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_one_partition_for_two_workers(c, s, a, b):
     """With rechunk=False one worker trains; the report has the reason and a fix."""
     p = await clustertune.prepare(c, da.ones((100, 4), chunks=100), rechunk=False)
@@ -231,15 +221,6 @@ async def test_a_dry_run_changes_nothing_and_plans_the_real_call(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_column_chunks_are_refused(c, s, a, b):
-    """Partitions without all columns are refused with code that fixes them."""
-    X = da.ones((100, 4), chunks=(10, 2))
-    with pytest.raises(errors.AlignmentError, match="rechunk"):
-        await clustertune.prepare(c, X, da.ones(100, chunks=10), rechunk=False)
-    assert not s.tasks
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_a_failed_load_says_what_failed(c, s, a, b):
     """The user's error is raised, and the lease is free."""
 
@@ -267,20 +248,27 @@ async def test_lost_data_is_said(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_no_cluster_object_cannot_scale(c, s, a, b):
-    """``n_workers`` with only an address is an error with the line of ``scale``."""
+async def test_what_is_refused(c, s, a, b):
+    """Nothing is computed first, unless rows have to be counted."""
+    # with an address only, the error has the line of ``scale``
     line = f"dask worker {s.address} --no-nanny --nthreads 1"
     expected = f"n_workers=4: .* missing 2 workers, .*: {line}"
     with pytest.raises(errors.NoWorkersError, match=expected):
         await clustertune.prepare(c, da.ones((10, 2), chunks=2), n_workers=4)
-    assert not s.tasks
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_an_unknown_worker(c, s, a, b):
-    """The error names unknown ``workers``, and lists the existing ones."""
     with pytest.raises(ValueError, match="there is no absent"):
         await clustertune.prepare(c, da.ones((10, 2), chunks=2), workers=["absent"])
+    # partitions without all columns; the error has code that fixes them
+    X = da.ones((100, 4), chunks=(10, 2))
+    with pytest.raises(errors.AlignmentError, match="rechunk"):
+        await clustertune.prepare(c, X, da.ones(100, chunks=10), rechunk=False)
+    assert not s.tasks
+    source = pd.DataFrame({"p": np.arange(100.0), "t": 1})
+    X = dd.from_pandas(source[["p"]], npartitions=4)
+    y = dd.from_pandas(source["t"], npartitions=4).repartition([0, 10, 50, 75, 99])
+    with pytest.raises(errors.AlignmentError, match="25"):
+        await clustertune.prepare(c, X, y, rechunk=False)
+    with pytest.raises(ValueError, match="X has no rows"):
+        await clustertune.prepare(c, X[X["p"] > 100])
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
@@ -539,14 +527,6 @@ async def test_given_twice_it_is_one(c, s, a, b):
     assert where(s, X) == where(s, y)
     assert len(p.report.before) == 1
     assert p.report.before[0].collections == ("X", "eval_set[0].y")
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_a_frame_without_rows_is_empty(c, s, a, b):
-    """A frame whose filter keeps no row is refused after its rows are counted."""
-    frame = dd.from_pandas(pd.DataFrame({"p": range(10)}), npartitions=2)
-    with pytest.raises(ValueError, match="X has no rows"):
-        await clustertune.prepare(c, frame[frame["p"] > 100])
 
 
 def test_a_fixed_list_of_workers_is_not_scaled():

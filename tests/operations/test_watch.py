@@ -54,8 +54,10 @@ async def test_each_block_needs_its_own(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=[])
-async def test_iteration_without_a_block(c, s):
-    """It would wait without an end."""
+async def test_a_cluster_without_workers(c, s):
+    """Its snapshots have no workers; iteration outside a block would never end."""
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        assert monitor.snapshots[-1].workers == ()
     with pytest.raises(RuntimeError, match="in a block of this monitor"):
         await anext(aiter(clustertune.Monitor(c)))
 
@@ -123,13 +125,6 @@ async def test_a_scheduler_that_does_not_answer(c, s, a, b, monkeypatch):
         s.handlers["clustertune"] = handler
         await soon(lambda: monitor.unknown_since is None)
         await soon(lambda: len(monitor.snapshots) > n)
-
-
-@gen_cluster(client=True, nthreads=[])
-async def test_a_cluster_without_workers(c, s):
-    """Its snapshots have no workers."""
-    async with clustertune.Monitor(c, interval=0.05) as monitor:
-        assert monitor.snapshots[-1].workers == ()
 
 
 @gen_test()
