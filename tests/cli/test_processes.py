@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -33,55 +35,27 @@ def run(*words: str, stdout: int | IO[bytes] = subprocess.PIPE) -> str:
     return f"{done.returncode}: {done.stderr.decode()}"
 
 
-@pytest.mark.parametrize("moment", ["imports", "connects"])
-def test_interrupted_in_the_first_seconds(moment: str, tmp_path: Path) -> None:
-    """The exit code is 130, and one line is printed, while it imports or connects."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        host, port = silent.getsockname()
-        words = ["check", f"tcp://{host}:{port}"]
-        env, peers = os.environ.copy(), []
-        if moment == "imports":
-            # a module that is imported, and says that it is, instead of click
-            (tmp_path / "click.py").write_text(
-                "import sys, time\nsys.stdout.write('here')\nsys.stdout.flush()\n"
-                f"time.sleep({DEADLINE})\n"
-            )
-            env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
-        with subprocess.Popen(
-            [*COMMAND, *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        ) as process:
-            assert process.stdout is not None
-            if moment == "imports":
-                assert process.stdout.read(4) == "here"
-            else:
-                silent.settimeout(DEADLINE)
-                peers.append(silent.accept()[0])
-            process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=DEADLINE)
-        for peer in peers:
-            peer.close()
-    assert (process.returncode, error) == (130, "interrupted\n")
+@contextmanager
+def begun(
+    moment: str, folder: Path, rest: str, *shell: str
+) -> Iterator[tuple[subprocess.Popen[str], ExitStack]]:
+    """Start a command; yield it once it imports or connects, and its connection.
 
-
-@pytest.mark.parametrize("moment", ["imports", "connects"])
-def test_a_job_in_the_background(moment: str, tmp_path: Path) -> None:
-    """The shell has it ignore ^C, which is for the command in the foreground."""
+    The module that it imports instead of click goes on with the rest.
+    """
     env = os.environ.copy()
     if moment == "imports":
-        (tmp_path / "click.py").write_text(
-            "import os, sys\nsys.stdout.write('here')\nsys.stdout.flush()\n"
-            "sys.stdin.read()\nos._exit(3)\n"
+        (folder / "click.py").write_text(
+            "import os, sys, time\nsys.stdout.write('here')\nsys.stdout.flush()\n"
+            f"{rest}\n"
         )
-        env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+        env["PYTHONPATH"] = os.pathsep.join([str(folder), *sys.path])
+    with ExitStack() as connection:
+        silent = connection.enter_context(socket.create_server(("127.0.0.1", 0)))
+        silent.settimeout(DEADLINE)
         host, port = silent.getsockname()
-        words = [*COMMAND, "check", f"tcp://{host}:{port}"]
         with subprocess.Popen(
-            ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *words],
+            [*shell, *COMMAND, "check", f"tcp://{host}:{port}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -92,13 +66,28 @@ def test_a_job_in_the_background(moment: str, tmp_path: Path) -> None:
             if moment == "imports":
                 assert process.stdout.read(4) == "here"
             else:
-                silent.settimeout(DEADLINE)
-                peer, _ = silent.accept()
-            process.send_signal(signal.SIGINT)
-            silent.close()
-            if moment == "connects":
-                peer.close()
-            process.communicate(timeout=DEADLINE)
+                connection.enter_context(silent.accept()[0])
+            yield process, connection
+
+
+@pytest.mark.parametrize("moment", ["imports", "connects"])
+def test_interrupted_in_the_first_seconds(moment: str, tmp_path: Path) -> None:
+    """The exit code is 130, and one line is printed, while it imports or connects."""
+    with begun(moment, tmp_path, f"time.sleep({DEADLINE})") as (process, _):
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, error) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("moment", ["imports", "connects"])
+def test_a_job_in_the_background(moment: str, tmp_path: Path) -> None:
+    """The shell has it ignore ^C, which is for the command in the foreground."""
+    shell = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+    rest = "sys.stdin.read()\nos._exit(3)"
+    with begun(moment, tmp_path, rest, *shell) as (process, connection):
+        process.send_signal(signal.SIGINT)
+        connection.close()
+        process.communicate(timeout=DEADLINE)
     assert process.returncode == 3  # the connection was lost
 
 

@@ -289,14 +289,6 @@ def test_xgboost_on_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(client.gather(client.compute(X)), VALUES)
 
 
-def test_xgboost_with_little_memory(local_cluster: Any) -> None:
-    """If the fit needs the memory of all workers, all train."""
-    _, client = local_cluster(2, memory_limit="400MiB")
-    model = fit(client, dxgb.DaskXGBRegressor(**TREES), *data())
-    assert nthread(model) == 1
-    assert "one worker of each host" not in str(model.clustertune_report_)
-
-
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"n_jobs": 2}, {"nthread": 2}])
 def test_xgboost_does_not_use_the_host(options: Any) -> None:
     """Each GPU has its worker, and a given number of threads is kept."""

@@ -39,7 +39,7 @@ def test_no_library_of_a_manager_is_imported() -> None:
 
 def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
     """It keeps new bounds and its settings while it runs."""
-    local, client = local_cluster(1)
+    local, client = local_cluster(1, processes=False, protocol="tcp://")
     assert isinstance(managers.find(local), SpecCluster)
     assert client.sync(managers.find(local).bounds) is None
     with pytest.raises(NoWorkersError, match="does not scale by itself"):
