@@ -20,9 +20,10 @@ from clustertune.cli.options import (
     with_consent,
     with_options,
 )
-from clustertune.cli.running import carry_out, text_or_json
+from clustertune.cli.running import carry_out
+from clustertune.core.report import with_commands
 from clustertune.core.tables import Section, Table, to_text
-from clustertune.core.wording import plural, printable
+from clustertune.core.wording import printable
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -56,7 +57,8 @@ def run(
     playbook: str | None,
     form: str,
     only: str | None,
-    **options: Any,
+    estimator: str | None,
+    consent: Consent,
 ) -> None:
     """Carry out a playbook: run checks, and act on their findings.
 
@@ -65,73 +67,50 @@ def run(
     checks find something critical.
     """
     from clustertune.operations.call import refuse_wrong_settings
-    from clustertune.operations.playbooks import reading
-
-    with usage_errors(ValueError):
-        refuse_wrong_settings()
-    if only and form == "html":
-        raise click.UsageError(f"--{only} prints no HTML")
-    if only == "list":
-        found = {name: reading.read(name).description for name in reading.shipped()}
-        table = Table(("playbook", "what it does"), tuple(found.items()))
-        text = to_text([Section("Shipped playbooks", (table,))])
-        click.echo(text_or_json(text, form, {"playbooks": found}))
-    elif playbook is None:
-        raise click.UsageError("give PLAYBOOK; `clustertune run --list` lists them")
-    elif only == "lint":
-        _lint(playbook, form)
-    elif only == "show":
-        with usage_errors(ValueError):
-            lines = reading.content(playbook)[1].decode(errors="replace").splitlines()
-        click.echo("\n".join(map(printable, lines)))
-    else:
-        _run(target, playbook, form, **options)
-
-
-def _run(
-    target: Target,
-    name: str,
-    form: str,
-    estimator: str | None,
-    consent: Consent,
-) -> None:
     from clustertune.operations.playbooks import reading, running
 
+    if only and form in ("json", "html"):
+        raise click.UsageError(f"--{only} prints text only: leave --format out")
     with usage_errors(ValueError):
+        refuse_wrong_settings()
+        if only == "list":
+            rows = tuple((n, reading.read(n).description) for n in reading.shipped())
+            table = Table(("playbook", "what it does"), rows)
+            click.echo(to_text([Section("Shipped playbooks", (table,))]))
+            return
+        if playbook is None:
+            raise click.UsageError("give PLAYBOOK; `clustertune run --list` lists them")
+        if only == "show":
+            lines = reading.content(playbook)[1].decode(errors="replace").splitlines()
+            click.echo("\n".join(map(printable, lines)))
+            return
         try:
-            playbook = reading.read(name)
+            read = reading.read(playbook)
         except reading.PlaybookError as error:
-            click.echo(str(error), err=True)
-            sys.exit(2)
-        running.refuse_without_data(playbook, name)
+            click.echo(str(error), err=only is None)
+            sys.exit(PROBLEMS if only else 2)
+        if only == "lint":
+            click.echo(f"{printable(playbook)}: 0 problems")
+            return
+        running.refuse_without_data(read, playbook)
 
     async def make(client: Client, **how: Any) -> PlaybookResult:
         # the file may change after the plan was shown
         own = running.PlaybookRun(
-            client=client, playbook=playbook, data={}, estimator=estimator, **how
+            client=client, playbook=read, data={}, estimator=estimator, **how
         )
-        return (await own.run()).with_commands(target.words)
+        result = await own.run()
+        steps = (
+            replace(s, report=s.report and with_commands(s.report, target.words))
+            for s in result.steps
+        )
+        return replace(result, steps=tuple(steps))
 
     def acts(plan: PlaybookResult) -> bool:
         return any(s.status == "planned" for s in plan.steps)
 
-    if any(step.do for step in playbook.steps):
+    if any(step.do for step in read.steps):
         consent.refuse_without_terminal()
     else:
         consent = replace(consent, yes=True)  # checks need no consent
     sys.exit(carry_out(target, make, form, consent, acts).exit_status())
-
-
-def _lint(playbook: str, form: str) -> None:
-    """Print all problems of a playbook, and exit with 1 if there is one."""
-    from clustertune.operations.playbooks import reading
-
-    found: list[str] = []
-    try:
-        reading.read(playbook)
-    except ValueError as error:  # a PlaybookError has a line for each mistake
-        found = str(error).splitlines()
-    summary = f"{printable(playbook)}: {plural(len(found), 'problem')}"
-    text = "\n".join([*found, summary])
-    click.echo(text_or_json(text, form, {"file": playbook, "problems": found}))
-    sys.exit(PROBLEMS if found else 0)

@@ -161,11 +161,6 @@ def with_commands(report: Report, cluster: str) -> Report:
     return replace(report, found=found, left=left)
 
 
-def is_refused(planned: Report, *, in_part: bool = False) -> bool:
-    """Whether a call would refuse to do what a dry run has planned.
-
-    ``in_part``: as ``prepare``, which skips refused steps and does the others. Other
-    calls do no step if one is refused.
-    """
-    states = {step.status for step in planned.steps}
-    return "refused" in states and not (in_part and "planned" in states)
+def is_refused(planned: Report) -> bool:
+    """Whether a call would refuse a dry run's plan: none does a part of its steps."""
+    return any(step.status == "refused" for step in planned.steps)

@@ -76,25 +76,22 @@ def shipped() -> Mapping[str, Path]:
 def content(which: str | Path) -> tuple[str, bytes]:
     """Return the name and the text of a file, by the name of a playbook or by a path.
 
-    A path has a folder or a suffix. The text has at most one byte more than the limit.
-    Raise ValueError if there is no such playbook, or no regular file.
+    The text has at most one byte more than the limit. Raise ValueError if there is no
+    regular file.
     """
     text, known = str(which), shipped()
-    is_path = isinstance(which, Path) or "/" in text or text.endswith((".yaml", ".yml"))
-    if not is_path and text not in known:
-        raise ValueError(
-            f"unknown playbook {_short(text)}{near(text, known)}; choose from "
-            f"{', '.join(known)}, or give the path of a file"
-        )
     try:
-        path = Path(which).expanduser() if is_path else known[text]
+        path = known.get(text) or Path(which).expanduser()
         if path.is_file() or not path.exists():  # to read a pipe may never end
             with path.open("rb") as file:
                 return printable(path.name), file.read(MAX_BYTES + 1)
         reason = "it is not a regular file"
     except (OSError, ValueError, RuntimeError) as error:  # also: bad path, bad user
         reason = getattr(error, "strerror", None) or str(error)
-    raise ValueError(f"the playbook {printable(text)} cannot be read: {reason}")
+    raise ValueError(
+        f"the playbook {printable(text)} cannot be read: {reason}{near(text, known)}; "
+        f"choose from {', '.join(known)}, or give the path of a file"
+    )
 
 
 def read(which: str | Path) -> Playbook:
@@ -114,23 +111,16 @@ def load(text: str | bytes, source: str) -> Playbook:
     """
     if len(text) > MAX_BYTES:
         raise PlaybookError(f"{source}: has more than {MAX_BYTES:,} bytes")
-    document = _Document(source)
     try:
-        found = document.playbook(text if isinstance(text, str) else text.decode())
-    except RecursionError as error:
-        text = f"{source}: cannot be read: it is nested too deeply"
-        raise PlaybookError(text) from error
-    # also: not UTF-8, or a character that does not exist
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        document = _Document(source, text if isinstance(text, str) else text.decode())
+    # also: not UTF-8, a character that does not exist, or too many nested brackets
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{source}:{mark.line + 1}" if mark else source
         reason = getattr(error, "problem", None) or str(error)
         shown = f"{line}: cannot be read: {reason.splitlines()[0]}"
         raise PlaybookError(printable(shown, longest=1000)) from error
-    if found is None:
-        mistakes = sorted(document.mistakes)
-        raise PlaybookError("\n".join(text for _, text in mistakes))
-    return found
+    return document.playbook()
 
 
 # --- the language ---------------------------------------------------------------------
@@ -138,34 +128,24 @@ def load(text: str | bytes, source: str) -> Playbook:
 Check = Callable[[str, Any], Any]  # of the value of a key; raises ValueError
 
 
-def _one_of(*known: str) -> Check:
-    def check(key: str, value: Any) -> str:
-        if isinstance(value, str) and value in known:
-            return value
-        raise ValueError(_unknown(key, value, known))
-
-    return check
-
-
-def _unknown(key: str, value: Any, known: Collection[str]) -> str:
-    """Report an unknown word, with the known words and a close match."""
+def _word(what: str, value: Any, known: Collection[str]) -> str:
+    """Return a known word; an error has the known words and a close match."""
+    if isinstance(value, str) and value in known:
+        return value
     which = f"choose from {', '.join(known)}"
     if len(known) > 20:
         which = "`clustertune explain` lists them"
-    what = {"when": "check", "do": "action"}.get(key, key)
-    return f"unknown {what} {_short(value)}{near(str(value), known)}; {which}"
-
-
-def _check(key: str, value: Any) -> Any:
-    return _one_of(*checks.available())(key, value)
+    raise ValueError(
+        f"unknown {what} {_short(value)}{near(str(value), known)}; {which}"
+    )
 
 
 def _checks(key: str, value: Any) -> tuple[str, ...]:
-    valid = _one_of("all", *checks.available())
+    known = ("all", *checks.available())
     words = value if isinstance(value, list) else [value]
     if not words:
         raise ValueError("check names no check")
-    return tuple(valid(key, word) for word in words)
+    return tuple(_word(key, word, known) for word in words)
 
 
 def _pause(key: str, value: Any) -> float:
@@ -176,10 +156,6 @@ def _steps(_key: str, value: Any) -> Any:
     if isinstance(value, list) and value:
         return value
     raise ValueError("must be a list of at least 1 step")
-
-
-def _any(_key: str, value: Any) -> Any:
-    return value  # its own keys are checked later
 
 
 #: public calls by action
@@ -199,7 +175,7 @@ ARGUMENTS: Mapping[str, Check] = {
     "memory_limit": arguments.nbytes,
     "n_workers": arguments.number,
     "nthreads": arguments.number,
-    "on_low_memory": _one_of("report", "raise"),
+    "on_low_memory": lambda key, x: _word(key, x, ("report", "raise")),
     "rechunk": arguments.cutting,
     "release_inputs": arguments.flag,
     "timeout": arguments.duration,
@@ -208,22 +184,22 @@ ARGUMENTS: Mapping[str, Check] = {
 }
 _STEP: Mapping[str, Check] = {
     "check": _checks,
-    "do": _one_of(*CALLS),
-    "when": _check,
-    "at_least": lambda key, x: Severity[_one_of("info", "warning", "critical")(key, x)],
+    "do": lambda _, x: _word("action", x, CALLS),
+    "when": lambda _, x: _word("check", x, checks.available()),
+    "at_least": lambda key, x: Severity[_word(key, x, ("info", "warning", "critical"))],
     "holds": _pause,
-    "with": _any,
+    "with": lambda _, x: x,  # depends on the action
 }
 #: keys of a step that belong to another key
 _OWNERS = {"when": "do", "with": "do", "at_least": "when", "holds": "when"}
 _LIMITS: Mapping[str, Check] = {"disrupted_workers": arguments.part, "settle": _pause}
 _PLAYBOOK: Mapping[str, Check] = {
-    "version": lambda key, x: _one_of("1")(key, str(x)),
+    "version": lambda key, x: _word(key, str(x), ("1",)),
     "name": arguments.text,
     "description": arguments.text,
     "steps": _steps,
-    "limits": _any,
-    "on_failure": _one_of("stop", "continue"),
+    "limits": lambda _, x: x,  # a mapping of its own
+    "on_failure": lambda key, x: _word(key, x, ("stop", "continue")),
 }
 
 
@@ -236,121 +212,112 @@ def arguments_of(action: str) -> Mapping[str, Parameter]:
 # --- from text to a playbook ----------------------------------------------------------
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads plain data only."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        events: Any = self  # PyYAML has no types for it
-        event = events.peek_event()
-        if getattr(event, "anchor", None) or getattr(event, "tag", None):
-            raise _unreadable(event, "anchors, aliases and tags are not allowed")
-        return super().compose_node(parent, index)
-
-
 class _Document:
-    """Converts the nodes of a file, and collects all mistakes with their lines."""
+    """Plain data from a file, the line of each value by its path, and all mistakes."""
 
-    def __init__(self, source: str):
+    def __init__(self, source: str, text: str):
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node is None:
+            raise ValueError("it is empty")
+        for event in yaml.parse(text, yaml.SafeLoader):
+            # an alias may stand for itself, or for more data than fits into memory
+            if getattr(event, "anchor", None) or getattr(event, "tag", None):
+                raise _unreadable(event, "anchors, aliases and tags are not allowed")
         self.source = source
+        self.lines: dict[str, int] = {}
         self.mistakes: list[tuple[int, str]] = []
+        self.value = self._plain(node, "")
 
-    def note(self, node: Any, path: str, text: str) -> None:
+    def _plain(self, node: Any, path: str) -> Any:
+        """Return lists, mappings, text, numbers, booleans or None; a date is text."""
+        self.lines[path] = node.start_mark.line + 1
+        if isinstance(node, yaml.SequenceNode):
+            values = enumerate(node.value)
+            return [self._plain(value, f"{path}[{i}]") for i, value in values]
+        if isinstance(node, yaml.MappingNode):
+            found: dict[str, Any] = {}
+            for key, value in node.value:
+                if not isinstance(key.value, str):
+                    raise _unreadable(key, "a key must be plain text")
+                if key.value in found:
+                    twice = f"the key {_short(key.value)} is there twice"
+                    raise _unreadable(key, twice)
+                found[key.value] = self._plain(value, _path(path, key.value))
+            return found
+        try:
+            scalar = yaml.constructor.SafeConstructor().construct_object(node)
+        except ValueError:  # such as a day that does not exist
+            return node.value
+        return scalar if isinstance(scalar, str | int | float | None) else node.value
+
+    def note(self, path: str, text: str) -> None:
         """Note a mistake at a value, or at the mapping in which it is missing."""
-        line = node.start_mark.line + 1
+        line = self.lines[path]
         where = f"{printable(path, longest=80)}: " if path else ""
         text = f"{self.source}:{line}: {where}{printable(text, longest=1000)}"
         self.mistakes.append((line, text))
 
-    def mapping(
-        self, node: Any, path: str, known: Mapping[str, Check], *needed: str
+    def checked(
+        self, given: Any, path: str, known: Mapping[str, Check], *needed: str
     ) -> dict[str, Any]:
-        """Return the values that have no mistake."""
-        if not isinstance(node, yaml.MappingNode):
+        """Return the values of a mapping that have no mistake, and note the others."""
+        if not isinstance(given, dict):
             keys = f"must be a mapping, with keys among {', '.join(known)}"
-            self.note(node, path, f"{keys}; it is {_short(_plain(node))}")
+            self.note(path, f"{keys}; it is {_short(given)}")
             return {}
-        given, found = _values(node), {}
+        found = {}
         for key, value in given.items():
-            plain, where = _plain(value), f"{path}.{key}" if path else key
-            if key not in known:
-                self.note(value, where, _unknown("key", key, known))
-            elif plain is None:
-                self.note(value, where, "has no value")
-            else:
-                try:
-                    found[key] = known[key](key, plain)
-                except ValueError as error:
-                    self.note(value, where, str(error))
+            if value is None and key in known:
+                self.note(_path(path, key), "has no value")
+                continue
+            try:
+                found[key] = known[_word("key", key, known)](key, value)
+            except ValueError as error:
+                self.note(_path(path, key), str(error))
         for key in needed:
             if key not in given:
-                self.note(node, path, f"the key {key!r} is missing")
+                self.note(path, f"the key {key!r} is missing")
         return found
 
-    def playbook(self, text: str) -> Playbook | None:
-        """Return the playbook; None if there is a mistake."""
-        node = yaml.compose(text, _Loader)
-        if node is None:
-            raise ValueError("it is empty")
-        top = self.mapping(node, "", _PLAYBOOK, "version", "name", "steps")
-        if "limits" in top:
-            del top["limits"]
-            top |= self.mapping(_values(node)["limits"], "limits", _LIMITS)
-        if "steps" in top:
-            steps = enumerate(_values(node)["steps"].value)
-            top["steps"] = tuple(self._step(x, f"steps[{i}]") for i, x in steps)
+    def playbook(self) -> Playbook:
+        """Return the playbook; raise PlaybookError if there is a mistake."""
+        top = self.checked(self.value, "", _PLAYBOOK, "version", "name", "steps")
+        top |= self.checked(top.pop("limits", {}), "limits", _LIMITS)
+        steps = enumerate(top.pop("steps", ()))
+        found = tuple(self._step(given, f"steps[{i}]") for i, given in steps)
         if self.mistakes:
-            return None
+            raise PlaybookError("\n".join(text for _, text in sorted(self.mistakes)))
         del top["version"]
-        return Playbook(**top)
+        return Playbook(steps=found, **top)
 
-    def _step(self, node: Any, path: str) -> Step:
-        step = self.mapping(node, path, _STEP)
-        given = _values(node) if isinstance(node, yaml.MappingNode) else None
-        if given is not None and ("check" in given) == ("do" in given):
-            self.note(node, path, "a step has either check or do")
+    def _step(self, given: Any, path: str) -> Step:
+        step = self.checked(given, path, _STEP)
+        if not isinstance(given, dict):
+            return Step()
+        if ("check" in given) == ("do" in given):
+            self.note(path, "a step has either check or do")
         for key, owner in _OWNERS.items():
-            if given and key in given and owner not in given:
-                self.note(given[key], f"{path}.{key}", f"belongs to {owner}")
-        if given and (do := step.get("do")):
-            nothing = yaml.MappingNode("", [], node.start_mark)
-            own, where = given["with"] if "with" in step else nothing, f"{path}.with"
-            known = arguments_of(do)
+            if key in given and owner not in given:
+                self.note(f"{path}.{key}", f"belongs to {owner}")
+        options, where = step.pop("with", {}), f"{path}.with"
+        if "do" in step:
+            self.lines.setdefault(where, self.lines[path])
+            known = arguments_of(step["do"])
             needed = [n for n, x in known.items() if x.default is Parameter.empty]
             allowed = {name: ARGUMENTS[name] for name in known}
-            options = self.mapping(own, where, allowed, *needed)
-            if options.get("workers") == NAMED and "when" not in given:
+            valid = self.checked(options, where, allowed, *needed)
+            if valid.get("workers") == NAMED and "when" not in given:
                 text = "named means the workers that the condition names: give when"
-                self.note(_values(own)["workers"], f"{where}.workers", text)
-        return Step(options=step.pop("with", {}), **step)
+                self.note(f"{where}.workers", text)
+        return Step(options=options, **step)
+
+
+def _path(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
 def _unreadable(place: Any, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
-
-
-def _values(node: Any) -> dict[str, Any]:
-    """Return the nodes of the values of a mapping."""
-    found: dict[str, Any] = {}
-    for key, value in node.value:
-        if not isinstance(key.value, str):
-            raise _unreadable(key, "a key must be plain text")
-        if key.value in found:
-            raise _unreadable(key, f"the key {_short(key.value)} is there twice")
-        found[key.value] = value
-    return found
-
-
-def _plain(node: Any) -> Any:
-    """Return lists, mappings, text, numbers, true, false or null; a date is text."""
-    if isinstance(node, yaml.MappingNode):
-        return {key: _plain(value) for key, value in _values(node).items()}
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(x) for x in node.value]
-    try:
-        value = yaml.constructor.SafeConstructor().construct_object(node)
-    except ValueError:  # such as a day that does not exist
-        return node.value
-    return value if isinstance(value, str | int | float | None) else node.value
 
 
 def _short(value: Any) -> str:

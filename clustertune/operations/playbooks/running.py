@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from time import monotonic
@@ -23,7 +22,7 @@ from clustertune.collections import inputs
 from clustertune.core import arguments, sections, tables
 from clustertune.core.model import Finding, Notify, Severity
 from clustertune.core.progress import Progress
-from clustertune.core.report import Report, is_refused, with_commands
+from clustertune.core.report import Report
 from clustertune.core.tables import Section, Table
 from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import REFUSALS, ClustertuneError, RefusedError
@@ -34,8 +33,6 @@ from clustertune.operations.check import check
 from clustertune.operations.playbooks import reading
 from clustertune.operations.playbooks.reading import CALLS, NAMED, Playbook, Step
 from clustertune.operations.prepared import Prepared
-
-logger = logging.getLogger("clustertune")
 
 SCHEMA_VERSION = 1
 INTERVAL = 2.0  # seconds between two looks at a condition that must last
@@ -141,23 +138,19 @@ class PlaybookRun:
 
     async def run(self) -> PlaybookResult:
         """Carry out all steps."""
-        start, stopped = monotonic(), ""
+        start, stopped = monotonic(), False
         results: list[StepResult] = []
         shown = Progress(self.progress)
         stops = self.playbook.on_failure == "stop" and not self.dry_run
-        for i, step in enumerate(self.playbook.steps):
-            result = StepResult(step=str(step), status="not begun", reason=stopped)
-            if not stopped:
-                if results and results[-1].status in ("done", "left"):
-                    shown.notify("letting the cluster settle", None)
-                    await asyncio.sleep(self.playbook.settle)
-                logger.info("%s: %s", printable(self.playbook.name), step)
-                begun = monotonic()
-                outcome = await self._step(step, shown.notify)
-                result = replace(result, **outcome, seconds=monotonic() - begun)
-                if result.status in BAD and stops:
-                    stopped = f"steps[{i}] ended as {result.status}"
-            results.append(result)
+        for step in self.playbook.steps:
+            if stopped:
+                results.append(StepResult(step=str(step), status="not begun"))
+                continue
+            if results and results[-1].status in ("done", "left"):
+                shown.notify("letting the cluster settle", None)
+                await asyncio.sleep(self.playbook.settle)
+            results.append(await self._step(step, shown.notify))
+            stopped = stops and results[-1].status in BAD
         shown.finish([])
         return PlaybookResult(
             playbook=self.playbook.name,
@@ -169,60 +162,52 @@ class PlaybookRun:
             prepared=self.prepared,
         )
 
-    async def _step(self, step: Step, notify: Notify) -> dict[str, Any]:
-        """Return status, reason and report of a step."""
+    async def _step(self, step: Step, notify: Notify) -> StepResult:
+        """Carry out a step; an error is its result."""
+        result = partial(StepResult, step=str(step))
         try:
             if step.check:
-                report = await self._check()
-                # some findings are of no check, such as data that is not loaded
-                every = "all" in step.check
-                found = tuple(f for f in report.found if every or f.check in step.check)
-                report = replace(report, found=found)
-                return {"status": "checked", "reason": "", "report": report}
-            return await self._do(step, notify)
+                return result(status="checked", report=await self._check(step.check))
+            if step.do == "release" and self.data.get("X") is None:
+                return result(status="skipped", reason="no data is given")
+            names, condition = await self._condition(step, notify)
+            if step.when and not names:
+                return result(status="skipped", reason=condition)
+            report = await self._act(step, names)
         except ClustertuneError as error:
             acted = error.report is not None and error.report.changed
             refused = isinstance(error, REFUSALS) and not acted
             status = "refused" if refused else "failed"
-            return {"status": status, "reason": str(error), "report": error.report}
+            return result(status=status, reason=str(error), report=error.report)
         except (TypeError, ValueError) as error:  # such as an unknown worker
-            return {"status": "failed", "reason": str(error)}
+            return result(status="failed", reason=str(error))
+        status = status_of(report, step.do)
+        reason = failure_of(report) if status in BAD else condition
+        return result(status=status, reason=reason, report=report)
 
-    async def _check(self) -> Report:
+    async def _check(self, names: Collection[str] = ("all",)) -> Report:
+        """Return the report of a check, with the findings of the named checks."""
         checking: Any = check(self.client, **self.data, estimator=self.estimator)
         report: Report = await checking
         self.there = {w.worker for w in report.workers}
-        return report
-
-    async def _do(self, step: Step, notify: Notify) -> dict[str, Any]:
-        if step.do in ("prepare", "release") and self.data.get("X") is None:
-            if step.do == "prepare":
-                raise RefusedError("an earlier step released the data")
-            return {"status": "skipped", "reason": "no data is given"}
-        names: frozenset[Id | None] = frozenset()
-        condition = ""
-        if step.when:
-            names, condition = await self._condition(step, notify)
-            if not names:
-                return {"status": "skipped", "reason": condition}
-        report = await self._act(step, names)
-        status = status_of(report, in_part=step.do == "prepare")
-        reason = failure_of(report) if status in BAD else condition
-        return {"status": status, "reason": reason, "report": report}
+        if "all" in names:  # also findings of no check, such as data that is not loaded
+            return report
+        return replace(report, found=tuple(f for f in report.found if f.check in names))
 
     async def _condition(
         self, step: Step, notify: Notify
     ) -> tuple[frozenset[Id | None], str]:
-        """Evaluate a condition: its subjects, and a text.
+        """Evaluate a condition, if there is one: its subjects, and a text.
 
         Without subjects, the step is skipped, and the text is the reason. ``holds``
         keeps the subjects that the condition always names.
         """
-        found = (await self._check()).found
+        if not step.when:
+            return frozenset(), ""
+        found = (await self._check([step.when])).found
         names = subjects(step, found)
         if not names:
-            own = [f for f in found if f.check == step.when]
-            unknown = [f.message for f in own if f.severity is Severity.unknown]
+            unknown = [f.message for f in found if f.severity is Severity.unknown]
             below = f"{step.when} is below {step.at_least}"
             return names, f"unknown: {unknown[0]}" if unknown else below
         if step.holds and self.dry_run:
@@ -244,21 +229,20 @@ class PlaybookRun:
                 raise RefusedError(f"{step.when} names no worker of the cluster")
         if "max_unavailable" in signature(call).parameters:
             options["max_unavailable"] = self.playbook.disrupted_workers
-        collections: list[Any] = []
-        if step.do == "prepare":
-            options |= {**self.data, "estimator": self.estimator}
-        elif step.do == "release":
-            collections = [x.collection for x in inputs.gather(**self.data)]
         options |= {"dry_run": self.dry_run, "progress": self.progress}
-        done = await call(self.client, *collections, **options)
         if step.do == "prepare":
+            data = {**self.data, "estimator": self.estimator}
+            prepared: Prepared = await call(self.client, **data, **options)
             if not self.dry_run:
-                self.prepared = done
-                self.data = {name: getattr(done, name) for name in self.data}
-            done = done.report
-        elif collections and not self.dry_run:
-            self.data, self.prepared = {}, None
-        report: Report = done
+                self.prepared = prepared
+                self.data = {name: getattr(prepared, name) for name in self.data}
+            return prepared.report
+        given = inputs.gather(**self.data) if step.do == "release" else ()
+        report: Report = await call(
+            self.client, *(x.collection for x in given), **options
+        )
+        if given and not self.dry_run:
+            self.data, self.prepared = dict.fromkeys(self.data), None
         return report
 
 
@@ -287,13 +271,7 @@ class StepResult:
     step: str
     status: str
     reason: str = ""
-    seconds: float = 0.0
     report: Report | None = None
-
-    @property
-    def found(self) -> tuple[Finding, ...]:
-        """The findings of a step with ``check``."""
-        return self.report.found if self.report and self.status == "checked" else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,16 +309,8 @@ class PlaybookResult:
     @property
     def found(self) -> tuple[Finding, ...]:
         """The findings of the last step with ``check``."""
-        checked = [s.found for s in self.steps if s.status == "checked"]
-        return checked[-1] if checked else ()
-
-    def with_commands(self, cluster: str) -> PlaybookResult:
-        """Return the result with command lines in its remedies."""
-        steps = (
-            replace(s, report=s.report and with_commands(s.report, cluster))
-            for s in self.steps
-        )
-        return replace(self, steps=tuple(steps))
+        checked = [s.report for s in self.steps if s.status == "checked"]
+        return checked[-1].found if checked and checked[-1] else ()
 
     def exit_status(self) -> int:
         """Return an exit code: 0, 1 (critical), 4 (refused), or 5 (failed, partly)."""
@@ -356,12 +326,12 @@ class PlaybookResult:
     @property
     def details(self) -> str:
         """The result as text, with the details of the report of each step."""
-        reports = [
-            f"steps[{i}], {printable(s.step)}\n\n{s.report.details}"
-            for i, s in enumerate(self.steps)
-            if s.report is not None
-        ]
-        return "\n\n".join([tables.to_text(self._sections()[:1]), *reports])
+        parts = self._sections()
+        for i, step in enumerate(self.steps):
+            if step.report:
+                parts.append(Section(f"steps[{i}], {step.step}"))
+                parts += sections.sections(step.report, details=True)
+        return tables.to_text(parts)
 
     def __repr__(self) -> str:
         return f"<PlaybookResult: {self._headline()}>"
@@ -372,35 +342,28 @@ class PlaybookResult:
     def to_json(self) -> str:
         """Return all but the collections as JSON, with ``schema_version``."""
         steps = [
-            asdict(replace(s, report=None))
+            {name: getattr(s, name) for name in ("step", "status", "reason")}
             | {"report": s.report and json.loads(s.report.to_json())}
             for s in self.steps
         ]
-        plain = {"schema_version": SCHEMA_VERSION, "playbook": self.playbook}
-        plain |= {"status": self.status, "dry_run": self.dry_run}
-        return json.dumps(plain | {"seconds": self.seconds, "steps": steps})
+        names = ("playbook", "status", "dry_run", "seconds")
+        plain = {name: getattr(self, name) for name in names}
+        return json.dumps({"schema_version": SCHEMA_VERSION, **plain, "steps": steps})
 
     def _headline(self) -> str:
-        number = Counter(step.status for step in self.steps)
-        shown = ", ".join(f"{n} {status}" for status, n in number.items())
-        kind = "would be carried out as follows" if self.dry_run else self.status
         steps = plural(len(self.steps), "step")
-        return (
-            f"{self.playbook}: {kind}; {steps} ({shown}), {seconds_text(self.seconds)}"
-        )
+        return f"{self.playbook}: {self.status}; {steps}, {seconds_text(self.seconds)}"
 
     def _sections(self) -> list[Section]:
         rows = tuple(
             (f"[{i}]", s.status, s.step, _result_text(s))
             for i, s in enumerate(self.steps)
         )
-        found = [
-            sections.of_findings(f"Found by steps[{i}], {s.step}", shown)
-            for i, s in enumerate(self.steps)
-            if (shown := [f for f in s.found if f.severity is not Severity.info])
-        ]
         table = Table(("", "status", "step", "result"), rows)
-        return [Section(self._headline(), (table,)), *found]
+        parts = [Section(self._headline(), (table,))]
+        if found := [f for f in self.found if f.severity is not Severity.info]:
+            parts.append(sections.of_findings("Found by the last check", found))
+        return parts
 
 
 def _result_text(step: StepResult) -> str:
@@ -418,20 +381,19 @@ def subjects(step: Step, found: Iterable[Finding]) -> frozenset[Id | None]:
     return frozenset(x for f in own for x in f.subject or (None,))
 
 
-def status_of(report: Report, *, in_part: bool) -> str:
-    """The status of a step, from the report of its action.
-
-    ``in_part``: whether the action skips refused steps and does the others.
-    """
-    if report.status == "planned":  # a dry run
-        if is_refused(report, in_part=in_part):
-            return "refused"
-        return "planned" if any(s.status == "planned" for s in report.steps) else "fine"
-    return report.status if report.status in ("done", "fine", "left") else "failed"
+def status_of(report: Report, action: str) -> str:
+    """The status of a step, from the report of its action."""
+    if report.status != "planned":
+        return report.status
+    states = {step.status for step in report.steps}
+    # prepare skips refused steps and does the others; other calls then do none
+    if "refused" in states and (action != "prepare" or "planned" not in states):
+        return "refused"
+    return "planned" if "planned" in states else "fine"
 
 
 def failure_of(report: Report) -> str:
-    """Why an action did not do all of its steps."""
+    """Why an action did not do all of its steps, or lost keys."""
     undone = ("skipped", "partly", "failed", "refused")
     texts = [f"{s.summary}: {s.reason}" for s in report.steps if s.status in undone]
-    return report.error or "; ".join(texts[:3])
+    return "; ".join(texts[:3]) or sections.verdict(report)[1]

@@ -166,7 +166,9 @@ def test_all_mistakes_are_reported() -> None:
         ("{do: 0b_}", "unknown action '0b_'"),
         ("{do: !!int ''}", "and tags are not allowed"),
         ("{do: !!bool x}", "and tags are not allowed"),
-        ("{do: *a}", "anchors, aliases and tags"),
+        ("{do: *a}", "found undefined alias"),
+        ("{do: &a trim, when: *a}", "anchors, aliases and tags"),
+        ("&a [*a]", "anchors, aliases and tags"),
         ("{&a do: trim}", "anchors, aliases and tags"),
         ("{do: &a trim}", "anchors, aliases and tags are not allowed"),
         ("[[[[[[[[[a]]]]]]]]]", "must be a mapping"),
@@ -184,7 +186,7 @@ def test_bad_steps(step: str, text: str) -> None:
     ("text", "message"),
     [
         ("", "p.yaml: cannot be read: it is empty"),
-        ("[" * 30_000, "p.yaml: cannot be read: it is nested too deeply"),
+        ("[" * 30_000, "p.yaml: cannot be read: maximum recursion depth exceeded"),
         ("- a\n", "p.yaml:1: must be a mapping"),
         ("null", "p.yaml:1: must be a mapping"),
         (
@@ -253,6 +255,8 @@ limits:
         ["p.yaml:14", "limits.settle"],
         ["p.yaml:15", "limits.more"],
     ]
+    (line,) = wrong("version: 1\nname: p\nsteps:\n  - check: all\n  - trim\n")
+    assert line.startswith("p.yaml:5: steps[1]: must be a mapping")
 
 
 def test_many_mistakes_take_little_time() -> None:
@@ -287,7 +291,11 @@ def test_own_playbooks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("which", "text"),
     [
-        ("betwen-runs", r"unknown playbook.*\(did you mean between-runs\?\)"),
+        (
+            "betwen-runs",
+            r"cannot be read: No such file.*\(did you mean between-runs\?\)",
+        ),
+        ("x", "; choose from after-training, .*, or give the path of a file"),
         ("./no/such.yaml", "cannot be read: No such file"),
         ("/tmp/", "cannot be read: it is not a regular file"),
         ("~absent-user/a.yaml", "cannot be read: "),

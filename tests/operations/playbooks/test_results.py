@@ -9,11 +9,12 @@ import pytest
 
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
-from clustertune.core.results import Done
+from clustertune.core.results import Done, Loss
 from clustertune.operations.playbooks.reading import Step
 from clustertune.operations.playbooks.running import (
     PlaybookResult,
     StepResult,
+    failure_of,
     status_of,
     subjects,
 )
@@ -79,7 +80,7 @@ def test_details_have_information() -> None:
     step = StepResult(step=LOOK, status="checked", report=report)
     seen = PlaybookResult(playbook="p", seconds=1, steps=(step,))
     assert "why (a)" not in str(seen)
-    assert seen.details.startswith(str(seen))
+    assert seen.details.startswith(f"{seen}\n\nsteps[0], check a\n")
     assert "why (a)" in seen.details
 
 
@@ -121,26 +122,36 @@ def test_results_are_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "in_part", "status"),
+    ("statuses", "action", "status"),
     [
-        (("planned", "refused"), False, "refused"),  # the call would do no step
-        (("planned", "refused"), True, "planned"),  # prepare does the others
-        (("refused",), True, "refused"),
-        (("planned",), False, "planned"),
-        ((), False, "fine"),
+        (("planned", "refused"), "restart", "refused"),  # the call would do no step
+        (("planned", "refused"), "prepare", "planned"),  # it does the others
+        (("refused",), "prepare", "refused"),
+        (("planned",), "restart", "planned"),
+        ((), "restart", "fine"),
     ],
 )
-def test_status_of_a_dry_run(statuses: Any, in_part: bool, status: str) -> None:
+def test_status_of_a_dry_run(statuses: Any, action: str, status: str) -> None:
     """A dry run has the status that the real call would have."""
-    steps = tuple(
-        Done(
-            action="restart",
-            summary="restart worker 1",
-            status=s,
-            predicted_bytes=0,
-            at_risk="",
-        )
-        for s in statuses
-    )
+    steps = tuple(map(step_of_a_report, statuses))
     report = Report(status="planned", seconds=0.0, steps=steps)
-    assert status_of(report, in_part=in_part) == status
+    assert status_of(report, action) == status
+
+
+def step_of_a_report(status: str) -> Done:
+    return Done(
+        action="restart",
+        summary="restart worker 1",
+        status=status,
+        predicted_bytes=0,
+        at_risk="",
+        reason="it is busy" if status == "skipped" else "",
+    )
+
+
+def test_why_a_step_was_left() -> None:
+    """It has the undone steps, or else the lost keys."""
+    undone = Report(status="left", seconds=0.0, steps=(step_of_a_report("skipped"),))
+    assert failure_of(undone) == "restart worker 1: it is busy"
+    lost = Report(status="left", seconds=0.0, lost=(Loss(worker=1, keys=2),))
+    assert "lost 2 keys with worker 1" in failure_of(lost)
