@@ -112,7 +112,10 @@ def load(text: str | bytes, source: str) -> Playbook:
     if len(text) > MAX_BYTES:
         raise PlaybookError(f"{source}: has more than {MAX_BYTES:,} bytes")
     try:
-        document = _Document(source, text if isinstance(text, str) else text.decode())
+        plain = text if isinstance(text, str) else text.decode()
+        return _Document(source, plain).playbook()
+    except PlaybookError:
+        raise
     # also: not UTF-8, a character that does not exist, or too many nested brackets
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -120,7 +123,6 @@ def load(text: str | bytes, source: str) -> Playbook:
         reason = getattr(error, "problem", None) or str(error)
         shown = f"{line}: cannot be read: {reason.splitlines()[0]}"
         raise PlaybookError(printable(shown, longest=1000)) from error
-    return document.playbook()
 
 
 # --- the language ---------------------------------------------------------------------

@@ -216,6 +216,7 @@ def test_bad_steps(step: str, text: str) -> None:
         ),
         (with_step("check: all") + "limits: {settle: false}", "settle=False must be"),
         ('a: "\\UFFFFFFFF"', "p.yaml: cannot be read: "),
+        (with_step(f"0x{'f' * 5000}"), "p.yaml: cannot be read: Exceeds the limit"),
     ],
 )
 def test_bad_files(text: str | bytes, message: str) -> None:
