@@ -131,6 +131,32 @@ def blocking(folder: Path) -> Mapping[str, str]:
 
 
 @contextmanager
+def scheduler(
+    folder: Path, python: str = sys.executable, **environment: str
+) -> Iterator[str]:
+    """Start a ``dask scheduler`` process; yield its file with the address."""
+    file = folder / "scheduler.json"
+    with process(
+        python, "-m", "dask", "scheduler", "--host", "127.0.0.1", "--port", "0",
+        "--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file),
+        **environment,
+    ):  # fmt: skip
+        until(file.exists)
+        yield str(file)
+
+
+def worker_command(
+    file: str, folder: Path, *options: str, python: str = sys.executable
+) -> tuple[str, ...]:
+    """Return the command of a nanny whose worker has one thread."""
+    return (
+        python, "-m", "dask", "worker", "--scheduler-file", file, "--nthreads", "1",
+        "--memory-limit", "1GiB", "--host", "127.0.0.1", "--no-dashboard",
+        "--local-directory", str(folder), *options,
+    )  # fmt: skip
+
+
+@contextmanager
 def cluster(
     folder: Path,
     n_workers: int,
@@ -138,23 +164,12 @@ def cluster(
     options: tuple[str, ...] = (),
     **environment: str,
 ) -> Iterator[str]:
-    """Start ``dask scheduler`` and ``dask worker`` processes; yield the address."""
-    file = folder / "scheduler.json"
-    dask = (python, "-m", "dask")
-    with process(
-        *dask, "scheduler", "--host", "127.0.0.1", "--port", "0",
-        "--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file),
-        **environment,
-    ):  # fmt: skip
-        until(file.exists)
-        worker = (
-            *dask, "worker", "--scheduler-file", str(file), "--nworkers",
-            str(n_workers), "--nthreads", "1", "--memory-limit", "1GiB",
-            "--host", "127.0.0.1", "--no-dashboard",
-            "--local-directory", str(folder), *options,
-        )  # fmt: skip
+    """Start ``dask scheduler`` and ``dask worker`` processes; yield the file."""
+    options = ("--nworkers", str(n_workers), *options)
+    with scheduler(folder, python, **environment) as file:
+        worker = worker_command(file, folder, *options, python=python)
         with process(*worker, **environment):
-            yield str(file)
+            yield file
 
 
 def at_gate(name: str) -> None:

@@ -14,7 +14,14 @@ from distributed import Client, wait
 import clustertune
 from clustertune import errors
 from clustertune.core.model import Finding, Severity
-from tests.processes import blocking, cluster, process, until, workers_of
+from tests.processes import (
+    blocking,
+    cluster,
+    process,
+    until,
+    worker_command,
+    workers_of,
+)
 
 OTHER_PYTHON = os.environ.get("CLUSTERTUNE_OTHER_PYTHON")
 
@@ -112,12 +119,7 @@ def mixed(tmp_path: Path) -> Iterator[Client]:
     """Two workers of this Python, and the worker "unlike" of another one."""
     assert OTHER_PYTHON is not None
     with cluster(tmp_path, 2) as file:
-        unlike = (
-            OTHER_PYTHON, "-m", "dask", "worker", "--scheduler-file", file,
-            "--name", "unlike", "--nthreads", "1", "--memory-limit", "1GiB",
-            "--host", "127.0.0.1", "--no-dashboard",
-            "--local-directory", str(tmp_path),
-        )  # fmt: skip
+        unlike = worker_command(file, tmp_path, "--name", "unlike", python=OTHER_PYTHON)
         with process(*unlike), Client(scheduler_file=file) as client:
             client.wait_for_workers(3, timeout=200)
             client.get_versions()  # a loaded machine answers slowly the first time

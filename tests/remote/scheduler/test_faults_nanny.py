@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +14,13 @@ import pytest
 from distributed import Client
 
 import clustertune
-from tests.processes import cluster, process, until
+from tests.processes import cluster, process, until, worker_command
 from tests.remote.scheduler.test_faults_restart import (
     Restarting,
     doing,
+    find_frozen_soon,
     is_free,
+    lose_nannies_soon,
     statuses,
 )
 
@@ -37,15 +38,14 @@ def two_nannies(folder: Path) -> Iterator[tuple[Client, int, Path]]:
     with (
         cluster(folder, 1) as file,
         process(
-            sys.executable, "-m", "dask", "worker", "--scheduler-file", file,
-            "--nthreads", "1", "--memory-limit", "1GiB", "--host", "127.0.0.1",
-            "--no-dashboard", "--local-directory", str(folder), "--name", "frozen",
-            "--preload", str(preload),
+            *worker_command(file, folder, "--name", "frozen"),
+            *("--preload", str(preload)),
         ) as nanny,
         Client(scheduler_file=file, set_as_default=False) as client,
-    ):  # fmt: skip
+    ):
         client.wait_for_workers(2)
         clustertune.check(client)  # the scheduler plugin is there
+        client.run_on_scheduler(find_frozen_soon)
         try:
             yield client, nanny.pid, blocked
         finally:
@@ -74,6 +74,7 @@ def test_a_frozen_nanny(tmp_path: Path, when: str) -> None:
         if when != "before":
             until(lambda: client.run_on_scheduler(doing) == when)
             os.kill(nanny, signal.SIGSTOP)
+            client.run_on_scheduler(lose_nannies_soon)
         start = monotonic()
         restarting.join(300)
         seconds = monotonic() - start

@@ -20,12 +20,23 @@ from distributed.client import Future
 
 import clustertune
 from tests.operations.test_faults import quickly, slowly
-from tests.processes import blocking, process, until, workers_of
+from tests.processes import (
+    blocking,
+    leak,
+    process,
+    scheduler,
+    until,
+    worker_command,
+    workers_of,
+)
 from tests.remote.scheduler.test_faults_restart import (
     CLIENT,
     DETOUR,
     WAYS,
     Restarting,
+    _named,
+    addresses_by_name,
+    assert_equal,
     assert_whole,
     doing,
     is_free,
@@ -83,25 +94,14 @@ def lost(values: list[Future]) -> int:
 @contextmanager
 def workers(folder: Path, n: int, *arguments: str, **environment: str) -> Iterator[Any]:
     """A scheduler and workers, each nanny a separate process: client, processes."""
-    file = folder / "scheduler.json"
-    dask = (sys.executable, "-m", "dask")
     with ExitStack() as stack:
-        scheduler = (
-            *dask, "scheduler", "--host", "127.0.0.1", "--port", "0",
-            "--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file),
-        )  # fmt: skip
-        stack.enter_context(process(*scheduler, **environment))
-        until(file.exists)
-        worker = (
-            *dask, "worker", "--scheduler-file", str(file), "--nthreads", "1",
-            "--memory-limit", "1GiB", "--host", "127.0.0.1", "--no-dashboard",
-            "--local-directory", str(folder), *arguments,
-        )  # fmt: skip
+        file = stack.enter_context(scheduler(folder, **environment))
+        worker = worker_command(file, folder, *arguments)
         nannies = [
             stack.enter_context(process(*worker, "--name", f"w{i}", **environment))
             for i in range(n)
         ]
-        client = stack.enter_context(Client(scheduler_file=str(file)))
+        client = stack.enter_context(Client(scheduler_file=file))
         client.wait_for_workers(n)
         yield client, nannies
 
@@ -118,9 +118,7 @@ def test_a_worker_alone(tmp_path: Path) -> None:
         assert pid not in client.run(os.getpid).values()
         assert list(client.nthreads().values()) == [2]
         assert_alone(client)
-        expected = source().compute(scheduler="sync")
-        X = client.get_dataset("X")
-        np.testing.assert_array_equal(client.compute(X).result(), expected)
+        assert_equal(client, client.get_dataset("X"))
         assert lost(kept) == 0
         until(lambda: not list((tmp_path / "dask-scratch-space").glob("parking-*")))
 
@@ -249,17 +247,6 @@ def test_a_nanny_of_three_is_killed(tmp_path: Path, options: Any, when: str) -> 
         assert lost(kept) <= ended["lost"]
 
 
-def addresses_by_name(dask_scheduler: Any) -> dict[Any, str]:
-    return {ws.name: ws.address for ws in dask_scheduler.workers.values()}
-
-
-def fill(dask_worker: Any) -> None:
-    """Allocate unmanaged memory until the worker pauses."""
-    limit = dask_worker.memory_manager.memory_limit
-    there = dask_worker.monitor.get_process_memory()
-    dask_worker.full = np.ones(int(0.85 * limit - there) // 8)
-
-
 def test_a_receiver_pauses(local_cluster: Any, request: pytest.FixtureRequest) -> None:
     """A target of keys pauses, and another one gets them."""
     cluster, client = local_cluster(3, memory_limit="1GiB", **DETOUR)
@@ -272,7 +259,7 @@ def test_a_receiver_pauses(local_cluster: Any, request: pytest.FixtureRequest) -
     restarting = Restarting(client, workers=[0], timeout="2 minutes")
     restarting.start()
     until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
-    client.run(fill, workers=[addresses[1]])
+    client.run(leak, nbytes=int(0.85 * 2**30), workers=[addresses[1]])
     until(lambda: "paused" in client.run_on_scheduler(statuses))
     assert client.run_on_scheduler(doing).startswith("moving away")
     client.run_on_scheduler(quickly)  # the rest
@@ -286,8 +273,4 @@ def test_a_receiver_pauses(local_cluster: Any, request: pytest.FixtureRequest) -
 
 
 def _empty(dask_worker: Any) -> None:
-    del dask_worker.full
-
-
-def _named(client: Client, name: int) -> str:
-    return str(client.run_on_scheduler(addresses_by_name)[name])
+    del dask_worker.leak
