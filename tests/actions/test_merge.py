@@ -439,36 +439,21 @@ def two(local_cluster: Any) -> tuple[LocalCluster, Client]:
     return found
 
 
-def test_xgboost(two: Any) -> None:
-    """One call merges, prepares and fits, on all threads of the worker."""
+def test_prepare_and_fit(two: Any) -> None:
+    """One call merges, prepares and fits, on all threads; a dry run changes nothing."""
     dxgb = pytest.importorskip("xgboost.dask")
     _, client = two
     X, y, kept, total = load(client)
     model = dxgb.DaskXGBClassifier(n_estimators=5, tree_method="hist")
-    model = clustertune.fit(client, model, X, y, merge_workers=True)
-    assert sizes(client) == [(2, 4 * GIB)]
-    assert "resized 1 of 1 worker" in str(model.clustertune_report_)
-    assert float((model.predict(X) == y).mean().compute()) > 0.99
-    assert_whole(client, X, kept, total)
-
-
-@pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
-def test_lightgbm(two: Any) -> None:
-    """A dry run changes nothing; then the data is placed on the merged worker."""
-    lightgbm = pytest.importorskip("lightgbm")
-    _, client = two
-    X, y, kept, total = load(client)
-    model = lightgbm.DaskLGBMClassifier(client=client, n_estimators=5, verbose=-1)
     plan = clustertune.prepare(
         client, X, y, estimator=model, merge_workers=True, dry_run=True
     )
     assert [s.action for s in plan.report.steps] == ["merge", "merge"]
     assert len(workers_of(client)) == 2
-    found = clustertune.prepare(client, X, y, estimator=model, merge_workers=True)
-    assert len(workers_of(client)) == 1
-    X2, y2 = found
-    model.fit(X2, y2, **found.fit_kwargs)
-    assert float((model.predict(X2) == y2).mean().compute()) > 0.99
+    model = clustertune.fit(client, model, X, y, merge_workers=True)
+    assert sizes(client) == [(2, 4 * GIB)]
+    assert "resized 1 of 1 worker" in str(model.clustertune_report_)
+    assert float((model.predict(X) == y).mean().compute()) > 0.99
     assert_whole(client, X, kept, total)
     with pytest.raises(TypeError, match="does not combine with n_workers"):
         clustertune.prepare(client, X, y, merge_workers=True, n_workers=2)

@@ -25,6 +25,7 @@ from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
 from tests.in_process import gen_cluster
 from tests.processes import soon, until
+from tests.remote.scheduler.test_faults_restart import frozen_constants
 
 THREE = [("127.0.0.1", 1)] * 3
 NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny}
@@ -138,6 +139,18 @@ async def test_nothing_is_lost(c: Any, s: Any, *nannies: Any) -> None:
         *["began", "ended"] * 3,
         "called",
     ]
+    # workers are named as numbers or texts, and a dry run changes nothing
+    pids = await c.run(os.getpid)
+    plan = await clustertune.restart_workers(c, workers=[1], dry_run=True)
+    assert plan.status == "planned"
+    assert (plan.steps[0].predicted_bytes or 0) > X.nbytes / 3
+    assert await c.run(os.getpid) == pids
+    report = await clustertune.restart_workers(c, workers=["1"])
+    assert len(report.steps) == 1
+    now = set((await c.run(os.getpid)).values())
+    assert len(now & set(pids.values())) == 2
+    with pytest.raises(ValueError, match="there is no absent in this cluster"):
+        await clustertune.restart_workers(c, workers=["absent"])
 
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
@@ -155,23 +168,6 @@ async def test_copies_stay(c: Any, s: Any, *nannies: Any) -> None:
     assert not s.extensions["amm"].running
     jobs = s.plugins["clustertune"].jobs.kept.values()
     assert {900 < job.work.timeout < 1200 for job in jobs} == {True}
-
-
-@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
-async def test_named_workers(c: Any, s: Any, *nannies: Any) -> None:
-    """Workers are named as numbers or texts; a dry run changes nothing."""
-    X, y, _ = await data(c)
-    pids = await c.run(os.getpid)
-    plan = await clustertune.restart_workers(c, workers=[1], dry_run=True)
-    assert plan.status == "planned"
-    assert (plan.steps[0].predicted_bytes or 0) > X.nbytes / 3
-    assert await c.run(os.getpid) == pids
-    report = await clustertune.restart_workers(c, workers=["1"])
-    assert len(report.steps) == 1
-    now = set((await c.run(os.getpid)).values())
-    assert len(now & set(pids.values())) == 2
-    with pytest.raises(ValueError, match="there is no absent in this cluster"):
-        await clustertune.restart_workers(c, workers=["absent"])
 
 
 @pytest.mark.parametrize("way", ["direct", "resources", "data"])
@@ -203,7 +199,7 @@ def test_predicted_bytes_are_those_that_are_sent(way: str) -> None:
     test()
 
 
-@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_running_tasks_are_waited_for(c: Any, s: Any, *nannies: Any) -> None:
     """Tasks of any client finish; at the deadline the restart is undone."""
     X, y, _ = await data(c)
@@ -476,7 +472,7 @@ async def test_one_that_is_undone_after_the_call(
     assert await task == -3
 
 
-@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_actors(c: Any, s: Any, *nannies: Any) -> None:
     """Actors cannot be moved, so the restart is refused before any change.
 
@@ -491,7 +487,7 @@ async def test_actors(c: Any, s: Any, *nannies: Any) -> None:
     report = await clustertune.trim_memory(c)
     assert report.status == "done", str(report)
     (step,) = report.steps
-    assert step.details.count(" MiB to ") == 3
+    assert step.details.count(" MiB to ") == 2
     report = await clustertune.trim_memory(c, workers=[0], dry_run=True)
     assert report.status == "planned"
     del actor
@@ -630,10 +626,13 @@ async def test_the_time_of_the_caller_ends(
 
 
 @gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
-async def test_a_frozen_worker(c: Any, s: Any, a: Any, b: Any) -> None:
+async def test_a_frozen_worker(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is named and skipped, and the others restart."""
     values = await c.scatter(list(range(10)), hash=False)
     await clustertune.check(c)
+    monkeypatch.setitem(frozen_constants(s), "FROZEN", 5.0)
     address = a.worker_address
     name = s.workers[address].name
     os.kill(a.pid, signal.SIGSTOP)

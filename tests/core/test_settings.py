@@ -139,17 +139,30 @@ def test_malformed_variables(
         ("DASK_CLUSTERTUNE__CHECKS", "None", ""),
     ],
 )
-def test_a_variable_of_a_heading(name: str, value: str, text: str) -> None:
-    """Dask replaces its value by the defaults: so a new process has to refuse it."""
+def test_a_variable_of_a_heading(
+    name: str, value: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask replaces its value by the defaults, so the variable itself is read."""
+    monkeypatch.setenv(name, value)
+    if not text:
+        refuse_wrong_settings()
+        return
+    with pytest.raises(ValueError, match="must be a mapping") as caught:
+        refuse_wrong_settings()
+    assert text in str(caught.value)
+
+
+def test_a_new_process_with_a_variable_of_a_heading() -> None:
+    """The command refuses it, although Dask has read it before."""
     done = subprocess.run(
         [sys.executable, "-m", "clustertune", "run", "--list"],
-        env=os.environ | {name: value},
+        env=os.environ | {"DASK_CLUSTERTUNE__CHECKS": "3"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == (2 if text else 0), done.stderr
-    assert text in done.stderr
+    assert done.returncode == 2, done.stderr
+    assert "clustertune.checks=3 must be a mapping" in done.stderr
 
 
 def test_a_setting_that_does_not_exist() -> None:

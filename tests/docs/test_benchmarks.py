@@ -139,20 +139,35 @@ def test_stale_results() -> None:
     assert not is_stale(result(code=code))
 
 
+def test_the_command() -> None:
+    command = [sys.executable, "-m", "benchmarks", "--only", "restart", "--quick"]
+    done = subprocess.run(
+        [*command, "--", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "--mb MB" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        (["--only", "restart", "--quick", "--", "--help"], "--mb MB"),
         (["--only", "nonsense"], "unknown nonsense: choose from fit_after_scale"),
         (["--", "--rounds=1"], "name it with --only"),
     ],
 )
-def test_the_command(given: list[str], found: str) -> None:
-    command = [sys.executable, "-m", "benchmarks", *given]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert found in done.stdout + done.stderr
+def test_wrong_options(
+    given: list[str],
+    found: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *given])
+    with pytest.raises(SystemExit):
+        main["main"]()
+    assert found in capsys.readouterr().err
 
 
 def test_turns() -> None:

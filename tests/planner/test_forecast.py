@@ -383,7 +383,7 @@ def known(seen: View) -> list[forecast.Need]:
 
 
 @given(lacking())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_what_is_said_would_do(seen: View) -> None:
     """After each suggested change the memory suffices, and a smaller one would not."""
     ways = forecast.ways(seen)

@@ -437,7 +437,7 @@ def best_of_all(rows, held, weights, options):
 
 
 @given(layouts(most_partitions=6, most_workers=3))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_few_partitions_are_placed_in_the_best_way(case):
     """Up to 6 partitions on 3 workers, no placement has fewer bytes: the ratio is 1."""
     best, placement = best_of_all(*case), try_place(case)

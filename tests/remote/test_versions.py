@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import distributed
 import pytest
-from distributed import Client
+from distributed import Scheduler
 from packaging.version import Version
 
 import clustertune
@@ -15,7 +14,6 @@ from clustertune.errors import VersionMismatchError
 from clustertune.remote import ship
 from clustertune.remote.ship import Sides
 from tests.in_process import gen_cluster
-from tests.processes import cluster
 
 GOOD = {"python": "3.11.7.final.0", "cloudpickle": "3.1.2", "distributed": "2026.8.0"}
 
@@ -152,24 +150,15 @@ def test_the_message_is_short() -> None:
     assert "Scheduler.c and 2 more, which clustertune needs" in text
 
 
-def test_a_scheduler_without_a_name_is_refused(tmp_path: Path) -> None:
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_a_scheduler_without_a_name_is_refused(c, s, a):
     """The call fails before the plugin is installed, and names what is missing."""
-
-    def remove(dask_scheduler):
-        del type(dask_scheduler).request_acquire_replicas
-
-    def installed(dask_scheduler):
-        return "clustertune" in dask_scheduler.plugins
-
-    with cluster(tmp_path, 1) as file, Client(scheduler_file=file) as client:
-        client.wait_for_workers(1, timeout=200)
-        client.run_on_scheduler(remove)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(Scheduler, "request_acquire_replicas")
         with pytest.raises(VersionMismatchError) as found:
-            clustertune.check(client)
-        text = str(found.value)
-        assert (
-            "has no Scheduler.request_acquire_replicas, which clustertune needs" in text
-        )
-        assert f"distributed {distributed.__version__} on the scheduler" in text
-        assert "tested with distributed 2025.5.0 to" in text
-        assert not client.run_on_scheduler(installed)
+            await clustertune.check(c)
+    text = str(found.value)
+    assert "has no Scheduler.request_acquire_replicas, which clustertune needs" in text
+    assert f"distributed {distributed.__version__} on the scheduler" in text
+    assert "tested with distributed 2025.5.0 to" in text
+    assert "clustertune" not in s.plugins
