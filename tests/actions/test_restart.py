@@ -219,7 +219,7 @@ async def test_running_tasks_are_waited_for(c: Any, s: Any, *nannies: Any) -> No
     assert await busy == -3
 
 
-@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_what_is_bound_to_it(c: Any, s: Any, *nannies: Any) -> None:
     """Partitions and waiting tasks are bound to the new address."""
     a, b = list(s.workers)[:2]

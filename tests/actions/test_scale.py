@@ -232,7 +232,7 @@ def there(client: Any) -> int:
 
 def test_bounds_are_put_back(local_cluster: Any) -> None:
     """In the block the workers stay; after it adaptive scaling has its bounds again."""
-    cluster, client = local_cluster(1, memory_limit="1GiB")
+    cluster, client = local_cluster(1, processes=False)
     cluster.adapt(minimum=1, maximum=2, interval="100ms", wait_count=2)
     X = da.random.default_rng(0).random((1000, 10), chunks=(100, 10))
     with clustertune.prepare(client, X, n_workers=3) as prepared:
@@ -263,7 +263,7 @@ def test_bounds_that_cannot_be_put_back(
     local_cluster: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A warning reports them, and the error of the block is raised unchanged."""
-    cluster, client = local_cluster(1)
+    cluster, client = local_cluster(1, processes=False)
     cluster.adapt(minimum=1, maximum=1)
 
     def fit() -> None:
@@ -307,7 +307,7 @@ def test_the_maximum_is_kept() -> None:
 
 def test_n_workers_of_a_cluster_without_workers(local_cluster: Any) -> None:
     """They start first, also for data that waits for a worker."""
-    cluster, client = local_cluster(0, memory_limit="1GiB")
+    cluster, client = local_cluster(0, processes=False)
     X = client.persist(da.ones((1000, 4), chunks=(100, 4)) * 2)
     with pytest.raises(errors.NoWorkersError, match=r"client\.cluster\.scale\(1\)"):
         clustertune.prepare(client, X)
@@ -334,7 +334,7 @@ async def test_no_way_to_start_workers(c: Any, s: Any) -> None:
 
 def test_scale_of_an_adaptive_cluster(local_cluster: Any) -> None:
     """The cluster scales up and down to the number, and stays there."""
-    cluster, client = local_cluster(1, memory_limit="1GiB")
+    cluster, client = local_cluster(1, processes=False)
     cluster.adapt(minimum=1, maximum=4, interval="100ms", wait_count=2)
     assert clustertune.scale(client, 3).status == "done"
     X = client.persist(da.random.default_rng(0).random((1000, 10), chunks=(100, 10)))

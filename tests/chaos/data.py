@@ -130,16 +130,15 @@ def _sizes(rows: int, partitions: int) -> tuple[int, ...]:
     )
 
 
-def wrong(spec: Spec, values: tuple[Any, Any, Any], *, ordered: bool) -> list[str]:
+def wrong(spec: Spec, values: tuple[Any, Any, Any]) -> list[str]:
     """Problems of X, y and row numbers that came back from a cluster."""
     X, y, rows = (np.asarray(v) for v in values)
     features, classes, _ = _functions(spec)
     found = []
-    numbers = rows if ordered else np.sort(rows)
-    if not np.array_equal(numbers, np.arange(spec.rows)):
+    if not np.array_equal(rows, np.arange(spec.rows)):
         found.append(
             f"{len(rows)} rows, {len(set(rows.tolist()))} different; {spec.rows} were "
-            "given" + (" in order" if ordered else "")
+            "given in order"
         )
     if not np.array_equal(y, classes(rows)):
         found.append("rows have the labels of other rows")

@@ -243,13 +243,12 @@ class _RoundPlayer:
 
     def _check_data(self, given: Data, done: Result | None) -> None:
         """Check that every row exists with its label."""
-        client, spec, ordered = self.cluster.client, given.spec, True
+        client = self.cluster.client
         now: list[tuple[Any, ...]] = [tuple(given)]
         names = client.list_datasets()
         gives_inputs = self.case.operation.options.get("release_inputs")
         if done is not None:
             self.broken += done.wrong
-            ordered = done.ordered
             if done.collections:
                 now = (
                     [done.collections]
@@ -265,12 +264,12 @@ class _RoundPlayer:
                 now = [tuple(client.get_dataset(saved[0]))[:3]]
             else:
                 now = []
-        for number, collections in enumerate(now):
-            self._check_values(collections, spec, ordered or number == 1)
+        for collections in now:
+            self._check_values(collections, given.spec)
         for name in names:
             client.unpublish_dataset(name)
 
-    def _check_values(self, collections: Any, spec: Spec, ordered: bool) -> None:
+    def _check_values(self, collections: Any, spec: Spec) -> None:
         futures = self.cluster.client.compute([*collections])
         try:
             wait(futures, timeout=WAIT)
@@ -278,7 +277,7 @@ class _RoundPlayer:
         except Exception as error:
             self.broken.append(f"the data cannot be read: {error!r}")
             return
-        self.broken += data.wrong(spec, tuple(values[:3]), ordered=ordered)
+        self.broken += data.wrong(spec, tuple(values[:3]))
 
 
 def _receive(ours: Connection, phase: str, seconds: float) -> tuple[str, Any]:

@@ -11,7 +11,6 @@ from random import Random
 from time import monotonic, sleep
 from typing import Any
 
-import dask
 import dask.array as da
 from distributed import Client
 
@@ -30,7 +29,6 @@ class Result:
 
     status: str
     collections: tuple[Any, ...] = ()  # X, y and rows afterwards; empty: unchanged
-    ordered: bool = True  # whether rows keep their order
     separated: int = 0  # separated pairs in the report
     wrong: tuple[str, ...] = ()
 
@@ -92,11 +90,9 @@ def _prepare(client: Client, data: Data, options: Any, notify: Notify) -> Result
     qid = None
     if options.get("estimator") == "xgboost_rank":
         qid = _groups(data)
-    tolerance = options.pop("tolerance", 0.05)
-    with dask.config.set({"clustertune.prepare.tolerance": tolerance}):
-        found = clustertune.prepare(
-            client, *data, qid=qid, progress=notify, timeout=TIMEOUT, **options
-        )
+    found = clustertune.prepare(
+        client, *data, qid=qid, progress=notify, timeout=TIMEOUT, **options
+    )
     after = found.report.after
     return Result(
         status=found.report.status,

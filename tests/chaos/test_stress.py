@@ -41,7 +41,7 @@ def test_results_are_equal_during_restarts() -> None:
 
 def test_dask_alone_mixes_up_data_of_one_key() -> None:
     """While a key exists, other data of this key has the values of the first."""
-    with local_workers(1) as client:
+    with local_workers(1, processes=False) as client:
         kept = client.persist(da.from_array(np.zeros(4), chunks=2, name="x"))
         other = da.from_array(np.ones(4), chunks=2, name="x")
         assert list(client.compute(other).result()) == [0, 0, 0, 0]

@@ -212,12 +212,6 @@ class Host:
         tables = f"ip netns exec {self.namespace} iptables"
         self._change(f"{tables} -F INPUT\n{tables} -A INPUT {rule}")
 
-    def add_address(self, last_byte: int) -> str:
-        """Give the host one more address, and return it."""
-        address = f"{NETWORK}.{last_byte}"
-        self._change(f"ip -n {self.namespace} addr add {address}/24 dev eth0")
-        return address
-
     # --- limits -----------------------------------------------------------------------
 
     def limit(self, *, memory: int = -1, cpus: float = -1) -> None:

@@ -121,35 +121,6 @@ def test_a_host_dies_while_its_process_starts(cluster: Cluster, client: Client) 
     assert_intact(client, X, y)
 
 
-def test_a_host_dies_in_a_merge(cluster: Cluster) -> None:
-    client = cluster.start(h1=2, h2=2, h3=2)
-    X, y = load(client, workers=cluster.on(client, "h1", "h2"))
-    kept = scatter(client, cluster.on(client, "h3")[0])
-    kill = KillOnce(cluster, "h3", "resize")
-    report = clustertune.merge_workers(client, X, y, progress=kill, timeout="120 s")
-    assert kill.killed
-    assert lost(report) == len(kept)
-    assert_intact(client, X, y)
-    assert_settled(client)
-    cluster.stop()
-
-
-# --- workers that leave ---------------------------------------------------------------
-
-
-def test_a_host_dies_while_workers_retire(cluster: Cluster) -> None:
-    client = cluster.start(h1=2, h2=2, h3=2)
-    X, y = load(client)
-    for name in ("h1", "h2", "h3"):
-        cluster.lab[name].rate("50mbit")
-    # two workers are on two hosts at most, so that data leaves the third one
-    with when(sent(cluster.lab, 2 * MIB, "h1", "h2", "h3"), cluster.lab["h3"].kill):
-        clustertune.scale(client, 2, X, y, timeout="100 s")
-    assert_intact(client, X, y)
-    assert_settled(client)
-    cluster.stop()
-
-
 # --- fits -----------------------------------------------------------------------------
 
 
@@ -194,3 +165,33 @@ def test_a_link_fails_in_a_fit(cluster: Cluster, client: Client) -> None:
     assert model.get_booster().num_boosted_rounds() == 300
     assert cluster.partitions(client, X) == {"h1": 6, "h2": 6, "h3": 6}
     assert_intact(client, X, y)
+
+
+# --- workers that leave ---------------------------------------------------------------
+# last, because each of them needs another cluster
+
+
+def test_a_host_dies_in_a_merge(cluster: Cluster) -> None:
+    client = cluster.start(h1=2, h2=2, h3=2)
+    X, y = load(client, workers=cluster.on(client, "h1", "h2"))
+    kept = scatter(client, cluster.on(client, "h3")[0])
+    kill = KillOnce(cluster, "h3", "resize")
+    report = clustertune.merge_workers(client, X, y, progress=kill, timeout="120 s")
+    assert kill.killed
+    assert lost(report) == len(kept)
+    assert_intact(client, X, y)
+    assert_settled(client)
+    cluster.stop()
+
+
+def test_a_host_dies_while_workers_retire(cluster: Cluster) -> None:
+    client = cluster.start(h1=2, h2=2, h3=2)
+    X, y = load(client)
+    for name in ("h1", "h2", "h3"):
+        cluster.lab[name].rate("50mbit")
+    # two workers are on two hosts at most, so that data leaves the third one
+    with when(sent(cluster.lab, 2 * MIB, "h1", "h2", "h3"), cluster.lab["h3"].kill):
+        clustertune.scale(client, 2, X, y, timeout="100 s")
+    assert_intact(client, X, y)
+    assert_settled(client)
+    cluster.stop()

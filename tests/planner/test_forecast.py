@@ -441,6 +441,13 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+def ratios(client: Any, predicted: dict[Any, Any]) -> list[float]:
+    """Return the predicted peak of each worker over the memory that it has taken."""
+    ids = {address: entry["id"] for address, entry in workers_of(client).items()}
+    taken = client.run(peak_memory)
+    return [predicted[ids[address]] / nbytes for address, nbytes in taken.items()]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
@@ -468,10 +475,7 @@ def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
     model = dxgb.DaskXGBClassifier(n_estimators=3, tree_method="hist")
     model.client = client
     model.fit(X, y, eval_set=eval_set, verbose=False)
-    entries = workers_of(client).items()
-    ids = {address: entry["id"] for address, entry in entries}
-    for address, taken in client.run(peak_memory).items():
-        assert 0.8 <= predicted[ids[address]] / taken <= MOST
+    assert all(0.8 <= ratio <= MOST for ratio in ratios(client, predicted))
 
 
 def wide(library: str) -> Any:
@@ -510,10 +514,7 @@ def test_many_classes_take_gradients(local_cluster: Any, library: str) -> None:
     client.run(forget_peak)
     model.client = client
     model.fit(X, y)
-    entries = workers_of(client).items()
-    ids = {address: entry["id"] for address, entry in entries}
-    for address, taken in client.run(peak_memory).items():
-        assert 0.8 <= predicted[ids[address]] / taken <= MOST
+    assert all(0.8 <= ratio <= MOST for ratio in ratios(client, predicted))
 
 
 @pytest.mark.slow
@@ -534,8 +535,6 @@ def test_wide_data_takes_histograms(local_cluster: Any, library: str) -> None:
     model = wide(library)
     model.client = client
     model.fit(X, y)
-    entries = workers_of(client).items()
-    ids = {address: entry["id"] for address, entry in entries}
-    for address, taken in client.run(peak_memory).items():
-        ratio = predicted[ids[address]] / taken
-        assert 1 - forecast.UNCERTAIN <= ratio <= 1 + forecast.UNCERTAIN + MOST - 1.2
+    most = 1 + forecast.UNCERTAIN + MOST - 1.2
+    for ratio in ratios(client, predicted):
+        assert 1 - forecast.UNCERTAIN <= ratio <= most

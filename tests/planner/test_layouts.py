@@ -163,13 +163,6 @@ def test_imbalance(case: tuple[Layout, View, Spread]) -> None:
         assert found >= 1 - 1e-9
 
 
-def test_even_by_threads_is_even() -> None:
-    """A worker with three times the threads should hold three times the rows."""
-    workers = [worker(0, nthreads=1), worker(1, nthreads=3)]
-    data = layout([10, 10, 10, 10], [0, 1, 1, 1])
-    assert layouts.imbalance(data, view(workers, [data])) == 1.0
-
-
 def test_a_worker_that_was_not_asked_for_is_due_nothing() -> None:
     """A worker that was not named should hold no rows."""
     workers = [worker(i, nthreads=2) for i in range(3)]

@@ -61,7 +61,7 @@ async def values(client: Any, collection: Any) -> Any:
 
 def test_a_persisted_copy_stays(local_cluster: Any) -> None:
     """The call loads the lazy X under the same keys, cuts it, and keeps them."""
-    _, client = local_cluster(2)
+    _, client = local_cluster(2, processes=False)
     parts = [delayed(drawn_frame, pure=False)(100 + 37 * i) for i in range(PARTITIONS)]
     frame = dd.from_delayed(parts, meta=drawn_frame(1), verify_meta=False)
     for X, y in (lazy(), (frame, None)):
@@ -101,7 +101,7 @@ async def test_an_earlier_prepared_stays_whole(c: Any, s: Any, a: Any, b: Any) -
 
 def test_what_other_clients_hold_stays(local_cluster: Any) -> None:
     """Futures of another client, or a published name, hold the keys of the lazy X."""
-    cluster, client = local_cluster(2)
+    cluster, client = local_cluster(2, processes=False)
     for name in ("", "x"):
         X, y = lazy()
         with Client(cluster, set_as_default=False) as other:
@@ -183,7 +183,7 @@ async def test_tasks_of_others_stay_bound(c: Any, s: Any, a: Any, b: Any) -> Non
 
 
 def test_what_is_returned_outlives_another_client(local_cluster: Any) -> None:
-    cluster, client = local_cluster(2)
+    cluster, client = local_cluster(2, processes=False)
     for frame in (False, True):
         X: Any = da.random.random((4000, 3), chunks=(1000, 3))
         y: Any = da.arange(4000, chunks=1000)
