@@ -468,17 +468,3 @@ async def test_partitions_of_other_types_than_they_say(c, s, a, b):
     (joined,) = await clustertune.prepare(c, words, rechunk=2)
     for partition in await values(c, joined.blocks[0], joined.blocks[1]):
         assert partition.tolist() == ["ab"] * 5 + ["abcdef"] * 5
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_masks_that_the_array_does_not_tell(c, s, a, b):
-    """A part that is copied alone keeps its mask, whatever the metadata is."""
-
-    def masked(block):
-        return np.ma.masked_equal(block, 3)
-
-    X = da.arange(40, chunks=40).map_blocks(masked, dtype="i8", meta=np.array([], "i8"))
-    (X,) = await persisted(c, X)
-    (X2,) = await clustertune.prepare(c, X, rechunk=4)
-    partitions = await values(c, *(X2.blocks[i] for i in range(4)))
-    assert [np.ma.count_masked(p) for p in partitions] == [1, 0, 0, 0]

@@ -237,6 +237,7 @@ def test_a_nanny_of_three_is_killed(tmp_path: Path, options: Any, when: str) -> 
         restarting = Restarting(client, workers=["w0"], timeout="2 minutes")
         restarting.start()
         until(lambda: client.run_on_scheduler(doing).startswith(when))
+        client.run_on_scheduler(lose_nannies_soon)
         nannies[0].kill()
         restarting.join(100)
         assert isinstance(restarting.result, clustertune.Report), restarting.result
