@@ -418,11 +418,9 @@ async def _work(procedure: Procedure, run: RunningCall) -> None:
             plan = _plan(procedure, journal, propose)
             for note in plan.notes:
                 notify(note, None)
-            skipped = _skipped(procedure, plan)
-            if len(skipped) < len(plan.refused):
+            if plan.refused:
                 raise RefusedError(_reasons(plan, unchanged))
             await _act(plan, cluster, journal, notify)
-            journal.outcomes += skipped
             unchanged = "nothing else was changed"
         await look()
         journal.plans.append(Plan(phase=procedure.name))
@@ -431,32 +429,33 @@ async def _work(procedure: Procedure, run: RunningCall) -> None:
 def _plan(
     procedure: Procedure, journal: Journal, propose: Steps, then: Steps | None = None
 ) -> Plan:
-    """Plan from the last view; ``then`` follows it, as far as that is known."""
+    """Plan from the last view; ``then`` follows it, as far as that is known.
+
+    Refused steps that do not stop the others are outcomes; the plan has no others then.
+    """
     view, found = journal.views[-1], journal.findings[-1]
     ids = ids_of(procedure.workers, view)
     proposed = list(guards.sort_out(propose(view, ids, found), view))
     later = [] if then is None else list(then(view, ids, found))
     steps = tuple(step for step, no in proposed if no is None)
+    refused = tuple(no for _, no in proposed if no is not None)
+    skips = procedure.workers is None and all(
+        no.guard in procedure.skips for no in refused
+    )
+    if steps and skips:
+        journal.outcomes += [
+            Outcome(step=no.step, status="skipped", reason=no.reason) for no in refused
+        ]
+        refused = ()
     plan = Plan(
         phase=procedure.name,
         steps=steps,
-        refused=tuple(no for _, no in proposed if no is not None),
+        refused=refused,
         needs=() if then is None else (planner.known_after_trim(later),),
         notes=guards.notes((*steps, *later), view),
     )
     journal.plans.append(plan)
     return plan
-
-
-def _skipped(procedure: Procedure, plan: Plan) -> list[Outcome]:
-    """Return outcomes of refused steps that do not stop the others."""
-    if procedure.workers is not None or not plan.steps:
-        return []
-    return [
-        Outcome(step=no.step, status="skipped", reason=no.reason)
-        for no in plan.refused
-        if no.guard in procedure.skips
-    ]
 
 
 async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -> None:

@@ -16,6 +16,7 @@ import pytest
 from distributed import Client, Event, Nanny, Status, Worker, wait
 
 import clustertune
+from clustertune.core.report import is_refused
 from clustertune.core.results import summary_line
 from clustertune.errors import RefusedError
 from clustertune.remote import ship
@@ -278,6 +279,9 @@ async def test_one_worker_without_a_nanny(c: Any, s: Any, *nannies: Any) -> None
         assert [x.status for x in report.steps if x is not skipped] == ["done", "done"]
         planned = await clustertune.restart_workers(c, dry_run=True)
         assert "it has no nanny" in str(planned)
+        states = [x.status for x in planned.steps]
+        assert sorted(states) == ["planned", "planned", "skipped"]
+        assert not is_refused(planned)  # the command asks, and then restarts the others
         now = {ws.name: ws.address for ws in s.workers.values()}
         for call in (
             clustertune.restart_workers(c, workers=["bare"]),
