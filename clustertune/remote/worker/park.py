@@ -25,7 +25,7 @@ import psutil
 from distributed import Worker
 from distributed.core import Status
 from distributed.protocol.compression import decompress
-from distributed.protocol.serialize import Serialized
+from distributed.protocol.serialize import Serialize, Serialized
 from distributed.protocol.utils import unpack_frames
 from distributed.spill import SpillBuffer, SpilledSize
 
@@ -54,12 +54,15 @@ async def act(dask_worker: Any, what: str, **arguments: Any) -> bytes:
     return answer
 
 
-def read(result: Serialized) -> Any:
+def read(result: Serialize | Serialized) -> Any:
     """Read the answer of :func:`act`, as the scheduler gets it."""
-    frames = result.frames
-    if "compression" in result.header:
-        frames = decompress(result.header, frames)
-    raw = b"".join(frames)
+    if isinstance(result, Serialize):  # of a worker in the scheduler's process
+        raw = result.data
+    else:
+        frames = result.frames
+        if "compression" in result.header:
+            frames = decompress(result.header, frames)
+        raw = b"".join(frames)
     return msgpack.loads(raw, use_list=False, strict_map_key=False) if raw else None
 
 
