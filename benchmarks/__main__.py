@@ -86,7 +86,7 @@ BENCHMARKS = (
     Benchmark(
         "fit_after_scale",
         "XGBoost after 1 → 2 workers",
-        full=("--rows=300000",),
+        full=("--rows=400000",),
         quick=("--rounds=1", "--rows=100000"),
     ),
     Benchmark(
