@@ -222,7 +222,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"audit": 5}, "must be the path of a file"),
     ({"audit": "/nowhere/audit.jsonl"}, "'/nowhere/audit.jsonl' cannot be written"),
     ({"audits": "syslog"}, "no setting 'audits'; .*did you mean audit"),
-    ({"checks": {"stuck_tasks": {"times": "many"}}}, "stuck_tasks.times='many'"),
+    (
+        {"checks": {"stuck_tasks": {"min_seconds": "many"}}},
+        "stuck_tasks.min_seconds='many'",
+    ),
 ]
 
 
