@@ -200,7 +200,7 @@ _PLAYBOOK: Mapping[str, Check] = {
     "name": arguments.text,
     "description": arguments.text,
     "steps": _steps,
-    "limits": lambda _, x: x,  # a mapping of its own
+    "limits": lambda _, x: x,  # checked apart, by _LIMITS
     "on_failure": lambda key, x: _word(key, x, ("stop", "continue")),
 }
 
