@@ -92,6 +92,7 @@ BENCHMARKS = (
     Benchmark(
         "parquet",
         "XGBoost from Parquet files",
+        full=("--rows=200000",),
         quick=("--rounds=1", "--rows=100000"),
     ),
     _fit("xgboost", "XGBoost", 0.15),
@@ -143,7 +144,7 @@ BENCHMARKS = (
     Benchmark(
         "gridsearch",
         "Grid search",
-        full=("--tries=2",),
+        full=("--tries=2", "--variants=ours,dask,scatter"),
         quick=("--rounds=1", "--case=small"),
     ),
     Benchmark(

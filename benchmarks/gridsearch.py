@@ -5,7 +5,8 @@
 does too, with `scatter=[X, y]`. `threads` and `processes` run without Dask. Each case
 is warmed up with a search over few rows. Scores must be equal in all variants.
 
-Options: `--rounds 6`, `--case small,middle` (also `trees` and `large`).
+Options: `--rounds 6`, `--case small,middle` (also `trees` and `large`), `--variants
+ours,dask,scatter,threads,processes`.
 """
 
 from __future__ import annotations
@@ -139,11 +140,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--case", default="small,middle")
     parser.add_argument("--tries", type=int, default=4)
-    parser.add_argument("--variant")
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--variant", choices=VARIANTS)
     chosen = parser.parse_args()
     cases = chosen.case.split(",")
     if unknown := set(cases) - set(CASES):
         parser.error(f"--case {', '.join(unknown)}: choose from {', '.join(CASES)}")
+    names = chosen.variants.split(",")
+    if unknown := set(names) - set(VARIANTS):
+        parser.error(f"--variants {', '.join(unknown)}: choose from {list(VARIANTS)}")
+    if missing := set(VARIANTS) - set(ALONE) - set(names):
+        parser.error(f"--variants needs {', '.join(missing)} too")
     if chosen.variant:
         serve(variant(chosen.variant, cases))
         return
@@ -151,7 +158,6 @@ def main() -> None:
           f"joblib {joblib.__version__}, scikit-learn "
           f"{sklearn.__version__}")  # fmt: skip
     given = f"--case={chosen.case}"
-    names = list(VARIANTS)
     rounds = run(
         sys.argv[0], names, chosen.rounds, given, tries=chosen.tries, kept=True
     )
