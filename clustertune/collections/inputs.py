@@ -24,7 +24,6 @@ from distributed import Future
 
 from clustertune.collections.partitions import files_of, lengths, unjoined
 from clustertune.core.model import Goal, Int64s, Profile
-from clustertune.core.profiles import BOUNDS
 from clustertune.core.wording import code, names_text, variable
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
@@ -113,13 +112,6 @@ def gather(
     sizes: dict[str, Any] = {}
     companions = _with_qid("", companions, sizes)
     named = [("X", X), ("y", y)]
-    if isinstance(y, tuple):
-        if len(y) != len(BOUNDS):
-            raise ValueError(
-                f"y is a tuple of {len(y)}; bounds of labels are a pair, "
-                f"y=({', '.join(BOUNDS)})"
-            )
-        named[1:] = zip(BOUNDS, y, strict=True)
     named += [(f"others[{i}]", other) for i, other in enumerate(others)]
     named += [(name, companions.get(name)) for name in COMPANIONS]
     training = [_given(n, c) for n, c in named if c is not None or n == "X"]
@@ -140,17 +132,6 @@ def gather(
         same=same,
         sizes=sizes,
     )
-
-
-def refuse_bounds(y: Any) -> None:
-    """Refuse bounds of labels, which no estimator's fit takes."""
-    if isinstance(y, tuple):
-        raise TypeError(
-            "y is a pair of bounds, which no estimator's fit takes. Prepare them, and "
-            "train with xgboost.dask.DaskDMatrix(client, X, label_lower_bound=lower, "
-            "label_upper_bound=upper): X, lower, upper = clustertune.prepare(client, "
-            "X, (lower, upper))"
-        )
 
 
 def _with_qid(
@@ -261,8 +242,6 @@ def _how_to_convert(label: str, value: Any) -> str:
         return (
             f"Make it one: {name} = dask.dataframe.from_pandas({name}, npartitions=n)"
         )
-    if type(value).__name__ == "Bag":
-        return f"Make it one: {name} = {name}.to_dataframe()"
     if type(value).__name__.startswith("Dask") and module == "xgboost":
         return (
             "XGBoost cannot return the collections in it. Prepare these collections, "
@@ -270,6 +249,13 @@ def _how_to_convert(label: str, value: Any) -> str:
             "xgboost.dask.DaskDMatrix(client, X, y)"
         )
     first = value[0] if isinstance(value, list | tuple) and value else value
+    if label == "y" and isinstance(first, da.Array | dd.DataFrame | dd.Series):
+        return (
+            "Give each collection by itself, such as bounds of labels: "
+            "X, lower, upper = clustertune.prepare(client, X, lower, upper); "
+            "xgboost.dask.DaskDMatrix(client, X, label_lower_bound=lower, "
+            "label_upper_bound=upper)"
+        )
     if isinstance(first, Future) or type(first).__name__.startswith("Delayed"):
         is_list = first is not value
         parts, part = (name, f"{name}[0]") if is_list else (f"[{name}]", name)
@@ -285,8 +271,8 @@ def _how_to_convert(label: str, value: Any) -> str:
 
 
 def companions(inputs: Inputs) -> tuple[str, ...]:
-    """Return the names of the companions and bounds, and ``eval_set`` if given."""
-    named = [x for x in inputs.training if x in (*BOUNDS, *COMPANIONS)]
+    """Return the names of the companions, and ``eval_set`` if given."""
+    named = [x for x in inputs.training if x in COMPANIONS]
     return (*named, *["eval_set"] * bool(inputs.eval_sets))
 
 

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-#: bounds of labels (XGBoost's ``survival:aft``), which replace y
-BOUNDS = ("label_lower_bound", "label_upper_bound")
 #: beginnings of names of types that are no numbers, except "category"
 NOT_NUMBERS = (
     *("object", "str", "string", "large_string", "binary", "list", "struct"),

@@ -517,7 +517,6 @@ def fit(
     check_client(client)
     libraries.refuse_fit(estimator, asynchronous=client.asynchronous)
     _refuse_client(client, estimator)
-    inputs.refuse_bounds(y)
     most = arguments.failures("max_failures", max_failures)
     path = arguments.file("checkpoint_path", checkpoint_path)
     every = arguments.duration("checkpoint_every", checkpoint_every)

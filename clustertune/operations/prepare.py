@@ -209,8 +209,8 @@ def prepare(
     X, y, *others
         Dask Arrays, DataFrames or Series, lazy or persisted, with the same number of
         rows. Row i of one belongs to row i of the others. The first dimension of an
-        Array is that of its rows. For XGBoost's ``survival:aft`` y is the pair
-        ``(label_lower_bound, label_upper_bound)``.
+        Array is that of its rows. For XGBoost's ``survival:aft`` give the lower bounds
+        of labels as y, and the upper ones after it.
     sample_weight, qid, base_margin, init_score
         Companions of X, by the names that training libraries use.
     group

@@ -19,7 +19,6 @@ from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import contents
 from clustertune.collections.inputs import COMPANIONS
 from clustertune.core.model import CollectionInfo, Layout, Plan, View
-from clustertune.core.profiles import BOUNDS
 from clustertune.core.report import Report
 from clustertune.core.wording import plural, seconds_text
 from clustertune.errors import IncompleteError, TimedOutError, VerificationError
@@ -50,8 +49,7 @@ class Prepared(ClientContext):
     Attributes
     ----------
     X, y, others, sample_weight, qid, base_margin, init_score
-        The collections; None (``others``: empty) if not given. Bounds of labels are a
-        pair in ``y``, as given.
+        The collections; None (``others``: empty) if not given.
     group
         Group sizes in new partitions if ``group=`` was given, else None.
     eval_set : list of tuples
@@ -99,8 +97,6 @@ class Prepared(ClientContext):
         self._journal = journal
         self.X: Any = given.collection("X")
         self.y: Any = given.collection("y")
-        if not given.same.keys().isdisjoint(BOUNDS):
-            self.y = tuple(map(given.collection, BOUNDS))
         self.others = tuple(
             given.collection(x) for x in given.training if x.startswith("others[")
         )

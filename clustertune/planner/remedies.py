@@ -14,7 +14,6 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.core.profiles import BOUNDS
 from clustertune.core.wording import Literal, code, names_text, variable
 from clustertune.planner.machines import by_host, host_memory
 
@@ -72,11 +71,7 @@ def prepare_again(labels: Collection[str], *texts: str) -> str:
     ``texts`` are further arguments, as code.
     """
     results = _variables(labels) or list(POSITIONAL[:2])
-    bounds = [name for name in results if name in BOUNDS]
-    rest = [name for name in results if name not in BOUNDS]
-    named = [name if name in POSITIONAL else f"{name}={name}" for name in rest]
-    if bounds:
-        named.insert(1, f"({', '.join(bounds)})")
+    named = [name if name in POSITIONAL else f"{name}={name}" for name in results]
     line = f"clustertune.prepare({', '.join(['client', *named, *texts])})"
     one = f".{results[0]}" if len(results) == 1 else ""
     if "eval_set=eval_set" in texts:  # eval sets are not unpacked

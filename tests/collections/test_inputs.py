@@ -55,20 +55,24 @@ def test_everything_has_the_name_of_its_argument() -> None:
     assert gather(X).eval_sets == ()
 
 
-def test_bounds_of_labels_have_names() -> None:
-    """A pair instead of y has the names of XGBoost's arguments."""
-    given = gather(X, (Y, Y + 1), sample_weight=Y + 2)
-    bounds = ["label_lower_bound", "label_upper_bound"]
-    assert list(given.training) == ["X", *bounds, "sample_weight"]
-    assert list(inputs.companions(given)) == [*bounds, "sample_weight"]
+def test_names_of_companions() -> None:
+    """A library refuses a companion that it does not take."""
+    given = gather(X, Y, Y + 1, sample_weight=Y + 2, base_margin=Y + 3)
+    assert list(inputs.companions(given)) == ["sample_weight", "base_margin"]
     assert remedies.prepare_again(given.training) == (
-        f"X, {', '.join(bounds)}, sample_weight = clustertune.prepare(client, X, "
-        f"({', '.join(bounds)}), sample_weight=sample_weight)"
+        "X, y, *others, sample_weight, base_margin = clustertune.prepare(client, X, y, "
+        "*others, sample_weight=sample_weight, base_margin=base_margin)"
     )
-    with pytest.raises(ValueError, match="y is a tuple of 1; bounds of labels"):
-        gather(X, (Y,))
-    with pytest.raises(ValueError, match="LightGBM takes no label_lower_bound="):
+    with pytest.raises(ValueError, match="LightGBM takes no base_margin="):
         refuse(choose("lightgbm"), inputs.companions(given))
+
+
+@pytest.mark.parametrize("pair", [(Y, Y + 1), (Y,), [FRAME["a"], FRAME["b"]]])
+def test_bounds_of_labels_as_y(pair: Any) -> None:
+    """A pair is refused; the fix gives both bounds as collections."""
+    fix = r"X, lower, upper = clustertune\.prepare\(client, X, lower, upper\)"
+    with pytest.raises(TypeError, match=f"y must be a Dask Array.*{fix}"):
+        gather(X, pair)
 
 
 def test_what_is_given_twice_is_one_member() -> None:
@@ -443,7 +447,7 @@ def test_sources_are_known_without_their_graph(monkeypatch: Any) -> None:
         (np.ones(3), "numpy.ndarray", r"from_array\(\w+, chunks=rows\)"),
         (PANDAS, "pandas.DataFrame", r"from_pandas\(\w+, npartitions=n\)"),
         (PANDAS["a"], "pandas.Series", r"from_pandas\(\w+, npartitions=n\)"),
-        (db.from_sequence([1]), "dask.Bag", r"= \w+.to_dataframe\(\)"),
+        (db.from_sequence([1]), "dask.Bag", "without Dask"),
         (dask.delayed(len)([]), "dask.Delayed", r"from_delayed\(\[\w+\]\)"),
         ([dask.delayed(len)([])], "list", r"dataframe.from_delayed\(\w+\), or"),
         ([1, 2], "builtins.list", "without Dask"),

@@ -29,8 +29,6 @@ class Rows:
     qid: Any = None
     base_margin: Any = None
     init_score: Any = None
-    label_lower_bound: Any = None
-    label_upper_bound: Any = None
     #: sizes of the groups of qid, with the same partitions
     group_sizes: Any = None
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from clustertune.core.profiles import BOUNDS, NOT_NUMBERS, Profile
+from clustertune.core.profiles import NOT_NUMBERS, Profile
 from clustertune.integrations.libraries.boosting import (
     Attempt,
     Callbacks,
@@ -44,7 +44,7 @@ HIST = Profile(
     eval_everywhere=True,
     packages=("xgboost", "xgboost-cpu"),
     threads="worker",
-    takes=("sample_weight", "base_margin", *BOUNDS, "eval_set"),
+    takes=("sample_weight", "base_margin", "eval_set"),
     fit_memory=hist_memory({}),
     source="the source of xgboost 3.2; eval sets measured with 50 dense columns; "
     "a worker with pandas 3.1 and scikit-learn 1.9 after a fit of 1,000 rows: 297 MiB",
@@ -203,8 +203,9 @@ class XGBoost(Workload):
     worker has. It makes a quantile matrix of the worker's partitions. Core ``train``
     with a ``DaskQuantileDMatrix`` works in the same way: use ``estimator="xgboost"``.
     The score of a custom metric (``eval_metric=`` is a function) is the mean of the
-    workers' scores, so each worker gets all rows of the eval sets. Bounds of labels for
-    ``survival:aft`` are a pair, ``y=(label_lower_bound, label_upper_bound)``.
+    workers' scores, so each worker gets all rows of the eval sets. The bounds of
+    labels for ``survival:aft`` are two collections:
+    ``X, lower, upper = clustertune.prepare(client, X, lower, upper)``.
     """
 
     profile = HIST

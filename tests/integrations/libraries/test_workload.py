@@ -33,7 +33,6 @@ from sklearn.preprocessing import StandardScaler
 
 from clustertune.collections import inputs
 from clustertune.core.model import Profile
-from clustertune.core.profiles import BOUNDS
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs, Rows, choose
 from clustertune.integrations.libraries.workload import counterpart
@@ -151,7 +150,7 @@ def test_every_workload_keeps_the_contract(name: str) -> None:
         assert profile.frugal == better
         assert better.multiple(4) < profile.multiple(4)
     if profile.takes is not None:
-        assert set(profile.takes) <= {*inputs.COMPANIONS, *BOUNDS, "eval_set"}
+        assert set(profile.takes) <= {*inputs.COMPANIONS, "eval_set"}
         assert bool(profile.groups) == ("qid" in profile.takes)
 
 

@@ -162,14 +162,14 @@ def test_bounds_of_labels(client: Any) -> None:
     X = data.features()
     lower = 1 + data.labels(X)
     upper = da.where(X[:, 1] > 0.5, np.inf, lower).rechunk((200,))
-    p = clustertune.prepare(client, X, (lower, upper), estimator="xgboost")
-    X, lower, upper = p
-    assert p.y == (lower, upper)
+    X, lower, upper = p = clustertune.prepare(
+        client, X, lower, upper, estimator="xgboost"
+    )
     assert X.chunks[0] == lower.chunks[0] == upper.chunks[0]
     bounds = {"label_lower_bound": lower, "label_upper_bound": upper}
     assert not [f for f in p.report.left if f.check == "separated_pairs"]
     matrix = dxgb.DaskDMatrix(client, X, **bounds)
     found = dxgb.train(client, {"objective": "survival:aft"}, matrix, 2)
     assert found["booster"].num_boosted_rounds() == 2
-    with pytest.raises(TypeError, match="y is a pair of bounds"):
+    with pytest.raises(TypeError, match=r"y must be .*Give each collection"):
         clustertune.fit(client, dxgb.DaskXGBRegressor(), X, (lower, upper))

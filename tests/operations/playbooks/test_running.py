@@ -72,20 +72,22 @@ async def test_before_and_after_training(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_bounds_of_labels(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
-    """They come back as the pair that was given, cut like X, also by a second step."""
+async def test_two_steps_that_prepare(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Path
+) -> None:
+    """The second step gets the results of the first, with companions cut like X."""
     X = da.random.default_rng(0).random((1200, 4), chunks=(400, 4))
-    lower = X[:, 0].rechunk(500)
+    y = X[:, 0].rechunk(500)
     file = tmp_path / "p.yaml"
     file.write_text(HEAD + "limits: {settle: 0}\nsteps: [{do: prepare}, {do: prepare}]")
     done = await clustertune.run_playbook(
-        c, file, X, (lower, lower + 1), estimator="xgboost"
+        c, file, X, y, sample_weight=y + 1, estimator="xgboost"
     )
     assert {step.status for step in done.steps} <= {"done", "fine"}, str(done)
-    low, high = done.y
-    assert done.X.chunks[0] == low.chunks[0] == high.chunks[0]
-    first, *ends = await c.gather(c.compute([done.X[:, 0], low, high]))
-    np.testing.assert_array_equal(ends, [first, first + 1])
+    weights = done.prepared.sample_weight
+    assert done.X.chunks[0] == done.y.chunks[0] == weights.chunks[0]
+    first, *both = await c.gather(c.compute([done.X[:, 0], done.y, weights]))
+    np.testing.assert_array_equal(both, [first, first + 1])
 
 
 @gen_cluster(client=True, nthreads=TWO)
