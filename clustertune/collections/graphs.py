@@ -383,14 +383,6 @@ def collection(
     return from_graph(dict(partitions), meta, divisions or unknown, keys, "prepared")
 
 
-def of_futures(x: Any, futures: Sequence[Any]) -> Any:
-    """Return the loaded collection with other futures of its partitions."""
-    if isinstance(x, da.Array):
-        named = dict(zip(flatten(x.__dask_keys__()), futures, strict=True))
-        return da.Array(named, x.name, x.chunks, meta=x._meta)  # noqa: SLF001
-    return collection(x, {f.key: f for f in futures}, (), divisions=x.divisions)
-
-
 def with_rows(x: Any, rows: Int64s | None) -> Any:
     """Return the array with known rows of its partitions."""
     if rows is None or not isinstance(x, da.Array):

@@ -221,7 +221,7 @@ async def held(client: Client, packed: Sequence[Any]) -> tuple[int, int]:
 
 
 async def look_at_keys(client: Client, names: Sequence[Key]) -> dict[str, Any]:
-    """Return which keys are gone, unwanted or restricted, as the scheduler has them."""
+    """Return which keys are gone, wanted or restricted, as the scheduler has them."""
     packed = await asyncio.to_thread(keys.pack, names)
     found: dict[str, Any] = await monitor.ask(
         client, "look_at_keys", owner=client.id, keys=packed

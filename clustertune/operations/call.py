@@ -65,7 +65,7 @@ from clustertune.monitor.connection import sync
 from clustertune.operations import history
 from clustertune.operations import journal as journals
 from clustertune.operations.journal import Journal, error_text
-from clustertune.planner import guards
+from clustertune.planner import guards, remedies
 from clustertune.planner import plan as planner
 from clustertune.remote.ending import within
 
@@ -89,14 +89,13 @@ def refuse_wrong_settings() -> None:
 
 
 def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
-    """Refuse wrong settings, a closed client, and data of another cluster."""
+    """Refuse wrong settings, a closed client, and data of another client."""
     refuse_wrong_settings()
     if not isinstance(client, Client):
         raise TypeError(
             f"client must be a dask.distributed.Client; it was {type(client).__name__}"
         )
     connection.refuse_closed(client)
-    scheduler: Any = client.scheduler
     for x in given:
         if lost := graphs.missing_rows(x.collection):
             promised = x.collection.npartitions
@@ -107,33 +106,36 @@ def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
                 f"state. Give prepare the lazy {x.label}, from before it was persisted"
             )
         _, futures = graphs.partitions(x.collection)
-        owner = futures[0].client if futures else client
-        theirs = getattr(owner.scheduler, "address", None)
-        if theirs is None:
-            raise ValueError(
-                f"{x.label} was persisted by a client that is closed, and is gone "
-                "with it; load it again"
-            )
-        if futures and futures[0].key not in owner.futures:
-            raise ValueError(
-                f"{x.label} is released: its partitions are gone, as after "
-                "release_inputs=True; give what prepare returned then, or load it again"
-            )
-        if not have_one_scheduler(owner, client):
-            raise ValueError(
-                f"{x.label} is persisted on the cluster {theirs}, but client is "
-                f"connected to {scheduler.address}; give the client of that cluster"
-            )
+        if futures:
+            _refuse_futures(x.label, futures, client)
 
 
-def have_one_scheduler(*clients: Client) -> bool:
-    """Return whether clients have the same scheduler, which may have two addresses."""
-    schedulers: list[Any] = [client.scheduler for client in clients]
-    if len({scheduler.address for scheduler in schedulers}) == 1:
-        return True
-    if any(client.status != "running" for client in clients):
-        return False
-    return len({client.scheduler_info().get("id") for client in clients}) == 1
+def _refuse_futures(label: str, futures: Sequence[Any], client: Client) -> None:
+    """Refuse partitions that are released, or that another client has loaded.
+
+    The partitions of another client would become invalid when that client closes.
+    """
+    owner = next((f.client for f in futures if f.client is not client), client)
+    theirs = getattr(owner.scheduler, "address", None)
+    if theirs is None:
+        raise ValueError(
+            f"{label} was persisted by a client that is closed, and is gone with it; "
+            "load it again"
+        )
+    if futures[0].key not in futures[0].client.futures:
+        raise ValueError(
+            f"{label} is released: its partitions are gone, as after "
+            "release_inputs=True; give what prepare returned then, or load it again"
+        )
+    if owner is not client:
+        scheduler: Any = client.scheduler
+        name = remedies.name_of(label)
+        line = remedies.edit([label], f"{name} = client.persist({name})")
+        raise ValueError(
+            f"{label} was loaded with another client, connected to {theirs}; client is "
+            f"connected to {scheduler.address}. Give the client that loaded {label}. "
+            f"If both clients have the same cluster, this works, too: `{line}`"
+        )
 
 
 # --- steps --------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from distributed import Client, Future
 from clustertune.collections import inputs
 from clustertune.core.wording import plural
 from clustertune.errors import AlignmentError
-from clustertune.operations.call import check_client, have_one_scheduler
+from clustertune.operations.call import check_client
 
 MAX_REPEATED = 8_000_000  # bytes of an argument that may travel repeatedly, in total
 JOIN_WIDTH = 4  # results of workers that one task joins
@@ -170,19 +170,14 @@ def _refuse_mixed(listed: Sequence[Any]) -> None:
 
 
 def _refuse_foreign(client: Client, futures: Sequence[Future[Any]]) -> None:
-    near = {client: True}  # by client, which may have many futures
     for i, future in enumerate(futures):
         owner = future.client
         if owner is None or owner.status != "running" or future.cancelled():
             raise ValueError(f"items[{i}] is released or cancelled; compute it again")
-        if owner not in near:
-            near[owner] = have_one_scheduler(owner, client)
-        if not near[owner]:
-            theirs: Any = owner.scheduler
-            ours: Any = client.scheduler
+        if owner is not client:
             raise ValueError(
-                f"items[{i}] is on the cluster {theirs.address}, but client is "
-                f"connected to {ours.address}; pass the client of that cluster"
+                f"items[{i}] is a future of another client; pass the client that made "
+                "the futures"
             )
 
 

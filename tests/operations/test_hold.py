@@ -102,11 +102,13 @@ async def test_plans_of_others_wait(c: Any, s: Any, a: Any, b: Any) -> None:
     X = c.persist(da.random.random((100, 4), chunks=(10, 4)), workers=[a.address])
     await wait(X)
     async with Client(s.address, asynchronous=True) as other:
+        same = other.persist(X)
+        await wait(same)
         async with clustertune.hold(c, label="a night's training"):
             with pytest.raises(LeaseHeldError, match="a night's training"):
-                await clustertune.prepare(other, X, timeout="3 s")
+                await clustertune.prepare(other, same, timeout="3 s")
             await clustertune.prepare(c, X)
-        await clustertune.prepare(other, X, timeout="60 s")
+        await clustertune.prepare(other, same, timeout="60 s")
 
 
 def test_adaptive_scaling_waits() -> None:

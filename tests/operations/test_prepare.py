@@ -540,19 +540,6 @@ def test_a_fixed_list_of_workers_is_not_scaled():
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_data_of_another_client(c, s, a, b):
-    """Data of another client is prepared, and both clients keep it."""
-    X = c.persist(da.random.random((100, 4), chunks=(10, 4)), workers=[a.address])
-    await wait(X)
-    async with Client(s.address, asynchronous=True) as other:
-        (X2,) = p = await clustertune.prepare(other, X, timeout="20 s")
-        assert p.report.status == "done"
-        assert len(b.data) == 5
-        assert float(await other.compute(X2.sum())) > 0
-    assert float(await c.compute(X.sum())) > 0
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_a_failed_call_keeps_nothing_that_it_loaded(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:

@@ -47,7 +47,9 @@ async def test_from_request_to_done(c: Any, s: Any, nanny: Any) -> None:
     await wait(x)  # otherwise the other client's message may arrive first
     scattered = await c.scatter({"a": np.arange(10)}, hash=False)
     other = await Client(s.address, asynchronous=True, set_as_default=False)
-    made = await clustertune.schedule_restart(other, x, idle_for="300 ms")
+    same = other.persist(x)
+    await wait(same)
+    made = await clustertune.schedule_restart(other, same, idle_for="300 ms")
     assert made.state == "waiting"
     await other.close()
     before = set(s.workers)

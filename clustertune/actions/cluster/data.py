@@ -5,9 +5,7 @@ collections the call has made, and which keys other clients hold.
 
 :class:`Release` releases old partitions while new ones are made of them. Only the
 futures of this call are released, and every row stays in a partition that is held. If
-the call fails, :func:`rescue` publishes the new partitions. :class:`Claims` makes the
-caller's client hold given keys of other clients, since these become invalid when their
-client closes.
+the call fails, :func:`rescue` publishes the new partitions.
 """
 
 from __future__ import annotations
@@ -18,13 +16,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from time import monotonic
 from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
-from distributed import Client, Future, futures_of
+from distributed import Client, futures_of
 
 from clustertune.actions.cluster.lease import POLL, RELEASE, Computing, Lease
 from clustertune.collections import contents, graphs, inputs, partitions
@@ -56,8 +53,6 @@ logger = logging.getLogger("clustertune")
 
 RESCUE_SECONDS = 60.0  # time limit for publishing new partitions
 UNKNOWN_SECONDS = 10.0  # for the scheduler to read a graph that names unknown keys
-CLAIMS_INTERVAL = 0.2  # least seconds between two requests about claimed keys
-CLAIMS_SHARE = 20  # least time between requests, in times of the last request
 
 
 class Release:
@@ -172,114 +167,54 @@ async def _publish(
         await client.publish_dataset(list(left), name=f"{name}-left")
 
 
-# --- keys of other clients ------------------------------------------------------------
+# --- keys that are gone ---------------------------------------------------------------
 
 
-class Claims:
-    """Keys of other clients that the caller's client holds, too."""
+async def refuse_unknown(client: Client, futures: Sequence[Any]) -> None:
+    """Refuse pending futures whose keys the scheduler does not know.
 
-    def __init__(self, client: Client):
-        self.client = client
-        # by label: pairs of the given future, and that of the caller's client
-        self._pairs: dict[str, list[tuple[Any, Any]]] = {}
-        self._next = 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self._pairs)
-
-    def own(self, given: inputs.Given, futures: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """The same collection and keys, as futures of the caller's client."""
-        client, collection = self.client, given.collection
-        if all(f.client is client for f in futures):
-            return collection, list(futures)
-        pairs = [
-            (f, f if f.client is client else Future(f.key, client=client))
-            for f in futures
-        ]
-        self._pairs[given.label] = [pair for pair in pairs if pair[0] is not pair[1]]
-        mine = [own for _, own in pairs]
-        return graphs.of_futures(collection, mine), mine
-
-    def end(self, labels: Iterable[str]) -> None:
-        """Hold the keys of these collections no longer."""
-        for label in labels:
-            self._pairs.pop(label, None)
-
-    async def renew(self) -> None:
-        """Have the scheduler keep the keys for the client; refuse missing ones.
-
-        A new future of a known key does not do that. Raises ``IncompleteError`` if
-        their client was closed, or released or cancelled them.
-        """
-        start = monotonic()
-        if start < self._next:
+    A pending key may belong to a graph that is still on its way. So an answer counts
+    only if a later message of the client has arrived since, and if the scheduler reads
+    no graph. Raises ``IncompleteError``.
+    """
+    sent, end = None, monotonic() + UNKNOWN_SECONDS
+    while monotonic() < end:
+        waiting = [f for f in futures if f.status in ("pending", "lost")]
+        if not waiting:
             return
-        pairs = chain(*self._pairs.values())
-        waiting = [(g, o) for g, o in pairs if o.status in ("pending", "lost")]
-        if waiting:
-            unwanted = await self.refuse_gone(waiting)
-            message = {"op": "client-desires-keys", "keys": unwanted}
-            if unwanted:  # in order with the release of the same keys
-                mine = {"client": self.client.id}
-                self.client._send_to_scheduler(message | mine)  # noqa: SLF001
-        took = monotonic() - start
-        self._next = monotonic() + max(CLAIMS_INTERVAL, CLAIMS_SHARE * took)
+        found = await inquiry.look_at_keys(client, [f.key for f in waiting])
+        gone = np.frombuffer(found["gone"], dtype=np.int64).tolist()
+        if not gone:
+            return
+        if found["reading"]:
+            sent = None
+        elif sent is None:
+            sent = found["heartbeat"]
+            client._send_to_scheduler({"op": "heartbeat-client"})  # noqa: SLF001
+        elif found["heartbeat"] > sent:
+            raise IncompleteError(
+                f"{plural(len(gone), 'partition')} of the data "
+                f"{'is' if len(gone) == 1 else 'are'} gone, such as "
+                f"{printable(str(waiting[gone[0]].key))}: the scheduler does not "
+                "know the key, as after client.restart(), a restart of the "
+                "scheduler, or the end of the client that made it. Load the data "
+                "again"
+            )
+        await asyncio.sleep(POLL)
 
-    async def refuse_unknown(self, futures: Sequence[Any]) -> None:
-        """Refuse pending futures whose keys the scheduler does not know.
 
-        A pending key may belong to a graph that is still on its way. So an answer
-        counts only if a later message of the client has arrived since, and if the
-        scheduler reads no graph. Raises ``IncompleteError``.
-        """
-        others = {id(own) for _, own in chain(*self._pairs.values())}
-        sent, end = None, monotonic() + UNKNOWN_SECONDS
-        while monotonic() < end:
-            waiting = [
-                f
-                for f in futures
-                if f.status in ("pending", "lost") and id(f) not in others
-            ]
-            if not waiting:
-                return
-            names = [f.key for f in waiting]
-            found = await inquiry.look_at_keys(self.client, names)
-            gone = np.frombuffer(found["gone"], dtype=np.int64).tolist()
-            if not gone:
-                return
-            if found["reading"]:
-                sent = None
-            elif sent is None:
-                sent = found["heartbeat"]
-                self.client._send_to_scheduler({"op": "heartbeat-client"})  # noqa: SLF001
-            elif found["heartbeat"] > sent:
-                raise IncompleteError(
-                    f"{plural(len(gone), 'partition')} of the data "
-                    f"{'is' if len(gone) == 1 else 'are'} gone, such as "
-                    f"{printable(str(waiting[gone[0]].key))}: the scheduler does not "
-                    "know the key, as after client.restart(), a restart of the "
-                    "scheduler, or the end of the client that made it. Load the data "
-                    "again"
-                )
-            await asyncio.sleep(CLAIMS_INTERVAL / 4)
+async def refuse_gone(client: Client, futures: Sequence[Any]) -> None:
+    """Raise ``IncompleteError`` if a partition will never be in memory.
 
-    async def refuse_gone(self, pairs: Sequence[tuple[Any, Any]]) -> list[Key]:
-        """The keys that the scheduler has and the client does not hold.
-
-        Raises ``IncompleteError`` if a key will never be in memory. A pending future
-        may belong to a graph that the scheduler has not read yet.
-        """
-        names = [own.key for _, own in pairs]
-        found = await inquiry.look_at_keys(self.client, names)
-        for i in np.frombuffer(found["gone"], dtype=np.int64).tolist():
-            given, own = pairs[i]
-            if given.status != "pending":
-                raise IncompleteError(
-                    f"the partition {printable(str(own.key))} is gone: its client was "
-                    "closed, or released or cancelled it. Load the data again, and "
-                    "keep its client open until prepare has returned"
-                )
-        return [names[i] for i in np.frombuffer(found["unwanted"], dtype=np.int64)]
+    A pending future may belong to a graph that the scheduler has not read yet.
+    """
+    found = await inquiry.look_at_keys(client, [f.key for f in futures])
+    for i in np.frombuffer(found["gone"], dtype=np.int64).tolist():
+        if futures[i].status != "pending":
+            raise IncompleteError(
+                f"the partition {printable(str(futures[i].key))} is gone: it was "
+                "released or cancelled. Load the data again"
+            )
 
 
 # --- data of a call -------------------------------------------------------------------
@@ -308,7 +243,6 @@ class CallData:
         self.given = given
         self._lease = lease
         self.computing = Computing(lease)
-        self.claims = Claims(lease.client)
         self._found: dict[str, _Found] = {}
         self._ours: set[str] = set()  # labels of collections that this call has made
         self._shared: set[str] = set()  # those of them with keys that others hold
@@ -321,13 +255,8 @@ class CallData:
 
     async def _partitions(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
-            find = partial(_find, given, self.claims)
-            collection, found = await asyncio.to_thread(find)
-            if collection is not given.collection:
-                now = {given.label: collection}
-                every = [now.get(x.label, x.collection) for x in self.given]
-                self.given = self.given.with_collections(every)
-            self._found[given.label] = found
+            find = partial(_find, given, asynchronous=self.client.asynchronous)
+            self._found[given.label] = await asyncio.to_thread(find)
         return self._found[given.label]
 
     def _collection(self, x: inputs.Given, found: _Found) -> CollectionInfo:
@@ -446,7 +375,6 @@ class CallData:
                 RELEASE if releases else POLL,
             )
             self._left = []
-        self.claims.end(now)
         if graph.ends:
             wanted = {k: [futures[key] for key in own] for k, own in graph.ends.items()}
             ends = await self.client.gather(wanted, asynchronous=True)
@@ -477,7 +405,6 @@ class CallData:
             for label, keys in graph.partitions.items()
         }
         self._replace(made)
-        self.claims.end(made)
         self._copies += futures.values()
         sent = await inquiry.received(self.client, sorted(graph.sent), before)
         return Result(nbytes=sent)
@@ -540,11 +467,8 @@ class CallData:
         self.given = self.given.with_collections(told)
 
 
-def _find(given: inputs.Given, claims: Claims) -> tuple[Any, _Found]:
-    """The collection with the client's own futures, and facts about it.
-
-    Runs in a separate thread.
-    """
+def _find(given: inputs.Given, *, asynchronous: bool) -> _Found:
+    """Facts about a collection. Runs in a separate thread."""
     collection = given.collection
     names, futures = graphs.partitions(collection)
     if futures is not None and len(set(names)) < len(names):
@@ -555,14 +479,11 @@ def _find(given: inputs.Given, claims: Claims) -> tuple[Any, _Found]:
             "partition has only one worker. Make a partition of each: "
             f"`{remedies.edit([given.label], line)}`"
         )
-    if futures is None:
-        asynchronous = claims.client.asynchronous
-        rows = partitions.lengths(collection, asynchronous=asynchronous)
-        files = given.sources or partitions.files_of(collection)
-        origin = graphs.origin(collection)
-        return collection, _Found(names, None, rows, files, *origin)
-    collection, own = claims.own(given, futures)
-    return collection, _Found(names, own, None)
+    if futures is not None:
+        return _Found(names, futures, None)
+    rows = partitions.lengths(collection, asynchronous=asynchronous)
+    files = given.sources or partitions.files_of(collection)
+    return _Found(names, None, rows, files, *graphs.origin(collection))
 
 
 def _kept_text(kept: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from distributed import Client
 
 from clustertune.actions.cluster import workers as on_workers
-from clustertune.actions.cluster.data import CallData
+from clustertune.actions.cluster.data import CallData, refuse_gone, refuse_unknown
 from clustertune.actions.cluster.lease import POLL, Lease
 from clustertune.collections import inputs
 from clustertune.core.model import (
@@ -192,12 +192,9 @@ class LiveCluster:
         collections, futures = await data.describe()
         labels = {c.label: c.keys for c in collections}
         if not self._looked:
-            await data.claims.refuse_unknown(futures)
-        renew = data.claims.renew if data.claims else None
+            await refuse_unknown(self.client, futures)
         if self._computes:
-            await data.computing.settle(
-                futures, notify, "loading", labels, meanwhile=renew
-            )
+            await data.computing.settle(futures, notify, "loading", labels)
         if self._looked:  # actions followed that look
             await inquiry.refresh_memory(self.client)
         self._looked = True
@@ -208,7 +205,7 @@ class LiveCluster:
         while self._computes and any(_is_missing_partitions(m) for m in seen):
             # A worker ended. Its keys are recomputed, unless the scheduler has
             # forgotten their tasks.
-            await data.claims.refuse_gone([(f, f) for f in futures])
+            await refuse_gone(self.client, futures)
             await asyncio.sleep(POLL)
             await data.computing.settle(futures, notify, "loading", labels)
             snapshot, seen = await look(self.client, collections)

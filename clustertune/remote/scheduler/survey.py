@@ -79,26 +79,23 @@ async def look_at_keys(
 ) -> dict[str, Any]:
     """Return packed keys that are gone, and which clients and restrictions they have.
 
-    ``gone`` keys will not be in memory: nothing computes a released key unless a graph
-    names it again. The owner does not want ``unwanted`` keys. Both are positions, as
-    bytes of int64 arrays. ``others`` is how many keys other clients want; a published
-    data set counts as a client. ``unmet`` are the restrictions of tasks that no worker
-    meets, and task counts. ``heartbeat`` is the time of the last message of the owner's
-    heartbeat, and ``reading`` whether graphs arrived that are not read yet.
+    ``gone`` are positions of keys, as bytes of an int64 array, that will not be in
+    memory: nothing computes a released key unless a graph names it again. ``others`` is
+    how many keys other clients want; a published data set counts as a client. ``unmet``
+    are the restrictions of tasks that no worker meets, and task counts. ``heartbeat``
+    is the time of the last message of the owner's heartbeat, and ``reading`` whether
+    graphs arrived that are not read yet.
     """
-    gone, unwanted, others = array("q"), array("q"), 0
+    gone, others = array("q"), 0
     client = scheduler.clients.get(owner)
     async for position, key in in_turns(enumerate(unpack(keys))):
         ts = scheduler.tasks.get(key)
         wanting = () if ts is None else ts.who_wants or ()
         if is_gone(scheduler, key):
             gone.append(position)
-        elif client not in wanting:
-            unwanted.append(position)
         others += any(c is not client for c in wanting)
     return {
         "gone": gone.tobytes(),
-        "unwanted": unwanted.tobytes(),
         "others": others,
         "unmet": await unmet_of_keys(scheduler, unpack(keys)),
         "heartbeat": 0.0 if client is None else client.last_seen,

@@ -182,35 +182,71 @@ async def test_tasks_of_others_stay_bound(c: Any, s: Any, a: Any, b: Any) -> Non
 # --- data of another client -----------------------------------------------------------
 
 
-def test_what_is_returned_outlives_another_client(local_cluster: Any) -> None:
-    cluster, client = local_cluster(2, processes=False)
+def observe(client: Client, X: Any, y: Any) -> Any:
+    return clustertune.run_playbook(client, "observe", X, y)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_data_of_another_client(c: Any, s: Any, a: Any, b: Any) -> None:
+    """It is refused with a line that works, and the result outlives that client."""
+    address = s.address.replace("127.0.0.1", "localhost")
     for frame in (False, True):
         X: Any = da.random.random((4000, 3), chunks=(1000, 3))
         y: Any = da.arange(4000, chunks=1000)
         if frame:
             X = dd.from_dask_array(X, columns=list("abc"))
             y = dd.from_dask_array(y, index=X.index)
-        with Client(cluster, set_as_default=False) as other:
+        held = set(c.futures)
+        async with Client(address, asynchronous=True, set_as_default=False) as other:
             X, y = other.persist([X, y])
-            wait([X, y])
-            before = other.compute(X.sum()).result()
-            p = clustertune.prepare(client, X, y, timeout="1 minute")
-            assert all(f.client is client for f in futures_of([p.X, p.y]))
+            await wait([X, y])
+            before = await other.compute(X.sum())
+            names: dict[str, Any] = {"client": c, "X": X, "y": y}
+            for label in ("X", "y"):
+                refused = f"{label} was loaded with .*{other.scheduler.address};"
+                for call in (
+                    clustertune.prepare,
+                    clustertune.check,
+                    clustertune.restart_workers,
+                    clustertune.schedule_restart,
+                    observe,
+                ):
+                    with pytest.raises(ValueError, match=refused) as caught:
+                        await call(c, names["X"], names["y"])
+                assert label == "y" or set(c.futures) <= held
+                exec(str(caught.value).split("`")[1], names)
+            p = await clustertune.prepare(c, names["X"], names["y"], timeout="1 minute")
+            assert all(f.client is c for f in futures_of([p.X, p.y]))
             assert p.X.divisions == X.divisions if frame else p.X.chunks == X.chunks
-            gone = other.id
-        soon_gone(client, gone)
-        assert all(client.who_has(futures_of([p.X, p.y])).values())
-        np.testing.assert_allclose(client.compute(p.X.sum()).result(), before)
-        assert p.verify().status == "fine"
+        await soon(lambda: other.id not in s.clients)
+        assert all((await c.who_has(futures_of([p.X, p.y]))).values())
+        np.testing.assert_allclose(await c.compute(p.X.sum()), before)
+        assert (await p.verify()).status == "fine"
 
 
-def soon_gone(client: Client, other: str) -> None:
-    """Wait until the scheduler has forgotten a client."""
-
-    def is_known(dask_scheduler: Any, name: str) -> bool:
-        return name in dask_scheduler.clients
-
-    until(lambda: not client.run_on_scheduler(is_known, name=other))
+@gen_cluster(client=True, nthreads=TWO)
+async def test_one_partition_of_another_client(c: Any, s: Any, a: Any, b: Any) -> None:
+    """It is enough for a refusal; the line for an eval set works, too."""
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        X, theirs = (
+            one.persist(da.random.random((200, 3), chunks=(100, 3)))
+            for one in (c, other)
+        )
+        mixed = [futures_of(X)[0], futures_of(theirs)[0]]
+        graph = {("mixed", i, 0): future for i, future in enumerate(mixed)}
+        with pytest.raises(ValueError, match="X was loaded with another client"):
+            await clustertune.prepare(
+                c, da.Array(graph, "mixed", X.chunks, dtype=float)
+            )
+        y, labels = c.persist([da.ones(200, chunks=100), da.zeros(200, chunks=100)])
+        eval_set = [(theirs, labels)]
+        with pytest.raises(ValueError, match=r"eval_set\[0\].X was loaded") as caught:
+            await clustertune.prepare(c, X, y, eval_set=eval_set)
+        names = {"client": c, "eval_set": eval_set}
+        exec(str(caught.value).split("`")[1], names)
+        p = await clustertune.prepare(c, X, y, eval_set=names["eval_set"])
+        found, expected = await c.compute(p.eval_set[0][0]), await other.compute(theirs)
+    np.testing.assert_array_equal(found, expected)
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -226,21 +262,6 @@ async def test_lazy_data_made_of_another_clients(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_a_cancelled_partition_of_another_client(
-    c: Any, s: Any, a: Any, b: Any
-) -> None:
-    """The error comes at once, not at the time limit of ten minutes."""
-    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
-        X = other.persist(da.random.random((4000, 3), chunks=(1000, 3)))
-        await wait(X)
-        partition = futures_of(X)[2]
-        await other.cancel([partition])
-        await soon(lambda: partition.key not in s.tasks)
-        with pytest.raises(IncompleteError, match=r"2, 0.*is gone"):
-            await clustertune.prepare(c, X)
-
-
-@gen_cluster(client=True, nthreads=TWO)
 async def test_partitions_that_the_scheduler_has_forgotten(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
@@ -253,33 +274,6 @@ async def test_partitions_that_the_scheduler_has_forgotten(
     assert {f.status for f in futures_of(X)} == {"finished"}
     with pytest.raises(IncompleteError, match="is gone"):
         await clustertune.prepare(c, X)
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_data_that_another_client_still_computes(
-    c: Any, s: Any, a: Any, b: Any
-) -> None:
-    """Its graph may arrive after the request for it."""
-    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
-        X = other.persist(da.random.random((4000, 3), chunks=(1000, 3)))
-        p = await clustertune.prepare(c, X)
-        before = await values(other, X)
-    np.testing.assert_array_equal(await values(c, p.X), before)
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_old_partitions_of_another_client_are_not_held(
-    c: Any, s: Any, a: Any, b: Any
-) -> None:
-    """After a cut, the call holds the new partitions only."""
-    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
-        X = other.persist(da.arange(4000, chunks=2000))
-        await wait(X)
-        old = {f.key for f in futures_of(X)}
-        p = await clustertune.prepare(c, X, rechunk=4)
-        del X
-    await soon(lambda: not any(s.tasks[k].who_has for k in old & s.tasks.keys()), 30)
-    np.testing.assert_array_equal(await values(c, p.X), np.arange(4000))
 
 
 @gen_cluster(client=True, nthreads=TWO)
