@@ -6,8 +6,8 @@ libraries, so no code of this package travels.
 
 The module also takes rows of partitions and joins them, for cuts.
 Dask's concatenation chooses the function for the type of the chunks, so masks stay. Two
-of its effects are undone: SciPy turns most sparse formats into COO, and NumPy changes
-the byte order to the machine's.
+of its effects are changed: SciPy makes COO of most sparse formats, which become CSR
+here, and NumPy changes the byte order to the machine's, which is undone.
 """
 
 from __future__ import annotations
@@ -220,7 +220,6 @@ def fixed_bytes(x: Any) -> int:
 
 THRESHOLD = "distributed.admin.large-graph-warning-threshold"
 _threshold = Lock()
-SLICEABLE = frozenset(("csr", "csc", "dok", "lil"))  # sparse formats with row slices
 SCIPY = "scipy.sparse."  # prefix of the names of its types on the scheduler
 
 
@@ -370,8 +369,7 @@ def collection(
     """
     meta, keys = meta_of(like), list(partitions)
     if joined and type(meta).__module__.startswith(SCIPY):
-        # COO matrices were converted to CSR, for example
-        meta = meta if meta.format in SLICEABLE else meta.tocsr()
+        meta = meta.tocsr()
     if isinstance(like, da.Array):
         first: Any = keys[0]
         columns = like.chunks[1:]
@@ -408,9 +406,9 @@ class Partitions:
             _refuse_repeated(collection)
         self.blocks = collection.numblocks[1:] if self.array else ()
         self.dtype = collection.dtype if self.array else None
-        self.format = _sparse_format(collection, types) if self.array else ""
+        self.is_sparse = self.array and _is_sparse(collection, types)
         # the copy shares no memory with the old partition, which can then be released;
-        # `copy` keeps the memory order, masks, and sparse formats
+        # `copy` keeps the memory order and masks
         plain = self.array and type(meta_of(collection)) is np.ndarray
         self.copy: Callable[[Any], Any] = (
             copy if plain else operator.methodcaller("copy")
@@ -431,7 +429,7 @@ class Partitions:
             rows = Task(None, np.arange, start, stop)
         if not self.array:
             source = Task(None, getattr, source, "iloc")
-        elif self.format and self.format not in SLICEABLE:
+        elif self.is_sparse:  # SciPy takes no rows of some formats
             source = Task(None, operator.methodcaller("tocsr"), source)
         return Task(None, operator.getitem, source, rows)
 
@@ -449,9 +447,8 @@ class Partitions:
         # Dask finds a type that holds the numbers of all parts
         join = partial(_concatenate2, axes=list(range(1 + len(blocks))))
         joined = Task(None, join, nested(parts, blocks))
-        if self.format:  # SciPy makes COO of most formats
-            wanted = self.format if self.format in SLICEABLE else "csr"
-            return Task(None, operator.methodcaller("asformat", wanted), joined)
+        if self.is_sparse:
+            return Task(None, operator.methodcaller("tocsr"), joined)
         assert self.dtype is not None
         if self.dtype.newbyteorder("=") == self.dtype:  # in records too
             return joined
@@ -481,14 +478,9 @@ def nested(parts: Sequence[Any], blocks: Sequence[int]) -> Any:
     return List(*parts)
 
 
-def _sparse_format(array: da.Array, types: Iterable[str]) -> str:
-    """Return the format of SciPy's sparse chunks, such as ``"csr"``, or ""."""
-    meta = meta_from_array(array)
-    if type(meta).__module__.startswith(SCIPY):
-        return str(meta.format)
+def _is_sparse(array: da.Array, types: Iterable[str]) -> bool:
+    """Return whether the chunks are SciPy's, which the metadata may not show."""
+    if type(meta_from_array(array)).__module__.startswith(SCIPY):
+        return True
     names = set(types)
-    if not names or not all(name.startswith(SCIPY) for name in names):
-        return ""
-    # scipy.sparse._coo.coo_matrix, scipy.sparse._csr.csr_array
-    found = {name.rpartition(".")[2].partition("_")[0] for name in names}
-    return found.pop() if len(found) == 1 else "mixed"
+    return bool(names) and all(name.startswith(SCIPY) for name in names)

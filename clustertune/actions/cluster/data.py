@@ -482,7 +482,7 @@ def _find(given: inputs.Given, *, asynchronous: bool) -> _Found:
     if futures is not None:
         return _Found(names, futures, None)
     rows = partitions.lengths(collection, asynchronous=asynchronous)
-    files = given.sources or partitions.files_of(collection)
+    files = partitions.files_of(collection)
     return _Found(names, None, rows, files, *graphs.origin(collection))
 
 
