@@ -22,7 +22,7 @@ import math
 import operator
 import os
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -49,9 +49,6 @@ from clustertune.collections.graphs import Graph, Partitions, collection, optimi
 from clustertune.core.model import COPIED, PARTS, Cut, Int64s, Key, Rechunk
 
 logger = logging.getLogger("clustertune")
-
-Source = tuple[str, str]
-"""A path, and the part of the file that is read if others read the rest."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +107,9 @@ def _reads_by_tasks(node: Any) -> bool:
 
 
 def files_of(collection: Any) -> tuple[str, ...]:
-    """Return the source of each partition, in order; empty: not known.
+    """Return the file of each partition, in order; empty: not known.
 
-    A partition with an unknown source has an empty text. The sources are not escaped.
+    A partition with an unknown file has an empty text. The names are not escaped.
     """
     if isinstance(collection, da.Array):
         return ()
@@ -122,15 +119,10 @@ def files_of(collection: Any) -> tuple[str, ...]:
     except Exception as error:  # noqa: BLE001
         logger.info("the files of partitions are not known: %r", error)
         return ()
-    if len(found) != collection.npartitions:
-        return ()
-    number = Counter(path for path, _ in found)
-    return tuple(
-        f"{path}, {part}" if part and number[path] > 1 else path for path, part in found
-    )
+    return tuple(found) if len(found) == collection.npartitions else ()
 
 
-def _sources(expression: Any) -> list[Source]:
+def _sources(expression: Any) -> list[str]:
     nodes = list(expression.walk())
     if not all(
         isinstance(node, Blockwise)
@@ -146,40 +138,30 @@ def _sources(expression: Any) -> list[Source]:
     return [] if reader.operand("_partitions") is not None else _of_reader(reader)
 
 
-def _of_reader(reader: Any) -> list[Source]:
+def _of_reader(reader: Any) -> list[str]:
     if isinstance(reader, FromMap):
         return [_of_argument(x) for x in reader.iterables[0]]
     if isinstance(reader, ReadParquetPyarrowFS):
-        return [(_without_secrets(x.path), "") for x in reader.fragments]
+        return [_without_secrets(x.path) for x in reader.fragments]
     if isinstance(reader, ReadParquetFSSpec):
         return [_of_parts(part) for part in reader._plan["parts"]]  # noqa: SLF001
     return []
 
 
-def _of_argument(value: Any) -> Source:
-    """Return the source that an argument of ``from_map`` names."""
+def _of_argument(value: Any) -> str:
+    """Return the file that an argument of ``from_map`` names."""
     if isinstance(value, str | os.PathLike):
-        return _without_secrets(os.fspath(value)), ""
-    # Dask's task that reads a block of a file: the file, and its first byte
-    file, *rest = getattr(value, "args", None) or (None,)
-    if isinstance(file, OpenFile):
-        begin = rest[0] if rest and isinstance(rest[0], int) else None
-        part = "" if begin is None else f"from byte {begin:,}"
-        return _without_secrets(file.path), part
-    return "", ""
+        return _without_secrets(os.fspath(value))
+    # Dask's task that reads a block of a file: the file is first
+    file, *_ = getattr(value, "args", None) or (None,)
+    return _without_secrets(file.path) if isinstance(file, OpenFile) else ""
 
 
-def _of_parts(part: Any) -> Source:
-    """Return the source of a partition of Parquet data, if it is one file."""
+def _of_parts(part: Any) -> str:
+    """Return the file of a partition of Parquet data, if it is one file."""
     pieces: Iterable[Any] = part if isinstance(part, list) else [part]
-    found = {piece["piece"][0]: piece["piece"][1] for piece in pieces}
-    if len(found) != 1:
-        return "", ""
-    ((path, groups),) = found.items()
-    numbers = "" if not groups else f"row group {groups[0]}"
-    if groups and len(groups) > 1:
-        numbers = f"row groups {groups[0]} to {groups[-1]}"
-    return _without_secrets(path), numbers
+    found = {piece["piece"][0] for piece in pieces}
+    return _without_secrets(found.pop()) if len(found) == 1 else ""
 
 
 def _without_secrets(path: Any) -> str:

@@ -44,21 +44,10 @@ def test_the_named_file_has_the_rows(folder):
         for x in (frame, X, X["file"]):
             found = files_of(x)
             assert len(found) == x.npartitions >= N_FILES
-            assert len(set(found)) == len(found)
             for i, text in enumerate(found):
                 rows = x.partitions[i].compute()
                 (number,) = set(rows["file"] if rows.ndim > 1 else rows)
                 assert f"/{number}.{'csv' if '.csv' in text else 'parquet'}" in text
-
-
-def test_a_part_of_a_file(folder):
-    """It is named if other partitions read the rest."""
-    found = files_of(dd.read_csv(folder / "csv" / "0.csv", blocksize=120))
-    assert found[0].endswith("0.csv, from byte 0")
-    assert found[1].endswith("0.csv, from byte 149")
-    frame = dd.read_parquet(folder / "parquet", split_row_groups=2)
-    assert files_of(frame)[0].endswith("0.parquet, row groups 0 to 1")
-    assert files_of(frame)[1].endswith("0.parquet, row group 2")
 
 
 def test_unknown_sources(folder):
