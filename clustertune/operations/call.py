@@ -116,7 +116,8 @@ def _refuse_futures(label: str, futures: Sequence[Any], client: Client) -> None:
     The partitions of another client would become invalid when that client closes.
     """
     owner = next((f.client for f in futures if f.client is not client), client)
-    theirs = getattr(owner.scheduler, "address", None)
+    # futures that were unpickled elsewhere have no client
+    theirs = getattr(getattr(owner, "scheduler", None), "address", None)
     if theirs is None:
         raise ValueError(
             f"{label} was persisted by a client that is closed, and is gone with it; "

@@ -170,19 +170,15 @@ async def _publish(
 # --- keys that are gone ---------------------------------------------------------------
 
 
-async def refuse_unknown(client: Client, futures: Sequence[Any]) -> None:
-    """Refuse pending futures whose keys the scheduler does not know.
+async def refuse_gone(client: Client, futures: Sequence[Any]) -> None:
+    """Raise ``IncompleteError`` if partitions will never be in memory.
 
-    A pending key may belong to a graph that is still on its way. So an answer counts
-    only if a later message of the client has arrived since, and if the scheduler reads
-    no graph. Raises ``IncompleteError``.
+    A key may belong to a graph that is still on its way. So an answer counts only if a
+    later message of the client has arrived since, and if the scheduler reads no graph.
     """
     sent, end = None, monotonic() + UNKNOWN_SECONDS
-    while monotonic() < end:
-        waiting = [f for f in futures if f.status in ("pending", "lost")]
-        if not waiting:
-            return
-        found = await inquiry.look_at_keys(client, [f.key for f in waiting])
+    while futures and monotonic() < end:
+        found = await inquiry.look_at_keys(client, [f.key for f in futures])
         gone = np.frombuffer(found["gone"], dtype=np.int64).tolist()
         if not gone:
             return
@@ -195,26 +191,11 @@ async def refuse_unknown(client: Client, futures: Sequence[Any]) -> None:
             raise IncompleteError(
                 f"{plural(len(gone), 'partition')} of the data "
                 f"{'is' if len(gone) == 1 else 'are'} gone, such as "
-                f"{printable(str(waiting[gone[0]].key))}: the scheduler does not "
-                "know the key, as after client.restart(), a restart of the "
-                "scheduler, or the end of the client that made it. Load the data "
+                f"{printable(str(futures[gone[0]].key))}: released or cancelled, or "
+                "lost by client.restart() or a restart of the scheduler. Load the data "
                 "again"
             )
         await asyncio.sleep(POLL)
-
-
-async def refuse_gone(client: Client, futures: Sequence[Any]) -> None:
-    """Raise ``IncompleteError`` if a partition will never be in memory.
-
-    A pending future may belong to a graph that the scheduler has not read yet.
-    """
-    found = await inquiry.look_at_keys(client, [f.key for f in futures])
-    for i in np.frombuffer(found["gone"], dtype=np.int64).tolist():
-        if futures[i].status != "pending":
-            raise IncompleteError(
-                f"the partition {printable(str(futures[i].key))} is gone: it was "
-                "released or cancelled. Load the data again"
-            )
 
 
 # --- data of a call -------------------------------------------------------------------

@@ -18,7 +18,7 @@ import numpy as np
 from distributed import Client
 
 from clustertune.actions.cluster import workers as on_workers
-from clustertune.actions.cluster.data import CallData, refuse_gone, refuse_unknown
+from clustertune.actions.cluster.data import CallData, refuse_gone
 from clustertune.actions.cluster.lease import POLL, Lease
 from clustertune.collections import inputs
 from clustertune.core.model import (
@@ -192,7 +192,8 @@ class LiveCluster:
         collections, futures = await data.describe()
         labels = {c.label: c.keys for c in collections}
         if not self._looked:
-            await refuse_unknown(self.client, futures)
+            waiting = [f for f in futures if f.status in ("pending", "lost")]
+            await refuse_gone(self.client, waiting)
         if self._computes:
             await data.computing.settle(futures, notify, "loading", labels)
         if self._looked:  # actions followed that look
