@@ -371,7 +371,9 @@ def test_what_the_page_on_security_shows(folder: Path) -> None:
     with (
         local_workers(processes=False, security=security, protocol="tls") as client,
     ):
-        run_python(page, {**given(client), "__name__": "of_a_page"})
+        X = da.ones((400, 4), chunks=(100, 4))  # lazy: the page connects a client
+        lazy = {"X": X, "y": X[:, 0]}
+        run_python(page, {**given(client), **lazy, "__name__": "of_a_page"})
         ((_, *words), _), *more = commands(PAGES[page].read_text())
         assert not more
         address = client.scheduler.address
