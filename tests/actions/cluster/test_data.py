@@ -190,6 +190,13 @@ def observe(client: Client, X: Any, y: Any) -> Any:
 async def test_data_of_another_client(c: Any, s: Any, a: Any, b: Any) -> None:
     """It is refused with a line that works, and the result outlives that client."""
     address = s.address.replace("127.0.0.1", "localhost")
+    calls: tuple[Any, ...] = (
+        clustertune.prepare,
+        clustertune.check,
+        clustertune.restart_workers,
+        clustertune.schedule_restart,
+        observe,
+    )
     for frame in (False, True):
         X: Any = da.random.random((4000, 3), chunks=(1000, 3))
         y: Any = da.arange(4000, chunks=1000)
@@ -204,13 +211,7 @@ async def test_data_of_another_client(c: Any, s: Any, a: Any, b: Any) -> None:
             names: dict[str, Any] = {"client": c, "X": X, "y": y}
             for label in ("X", "y"):
                 refused = f"{label} was loaded with .*{other.scheduler.address};"
-                for call in (
-                    clustertune.prepare,
-                    clustertune.check,
-                    clustertune.restart_workers,
-                    clustertune.schedule_restart,
-                    observe,
-                ):
+                for call in calls:
                     with pytest.raises(ValueError, match=refused) as caught:
                         await call(c, names["X"], names["y"])
                 assert label == "y" or set(c.futures) <= held
