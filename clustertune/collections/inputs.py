@@ -364,6 +364,14 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             "persist=False leaves lazy data unchanged, but release_inputs= or a number "
             "for rechunk= change it; leave one of them out"
         )
+    grouped = any(variable(x.label) == "qid" for x in inputs.groups[0].given)
+    split = grouped and goal.workload.groups != "anywhere"
+    if split and not isinstance(goal.rechunk, bool):
+        raise ValueError(
+            f"rechunk={goal.rechunk} cuts at any row, but the rows of a query group "
+            "stay together; leave out the number. To train on fewer workers, name them "
+            "in workers="
+        )
 
 
 def _refuse_arrays(inputs: Inputs, profile: Profile) -> None:

@@ -248,8 +248,8 @@ def prepare(
         True: cut and join partitions if their rows do not match each other or the
         workers; y and companions get the partitions of X. False: never, which is an
         error if partitions do not match each other. A number: that many partitions of
-        the training data. With fewer partitions, rows or groups than workers, as many
-        workers train.
+        the training data; not with query groups, which are not cut. With fewer
+        partitions, rows or groups than workers, as many workers train.
     release_inputs
         Release the old partitions of collections that are cut as soon as the new ones
         exist, for data that would not fit in memory twice. Do not use those collections

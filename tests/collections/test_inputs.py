@@ -143,6 +143,23 @@ def test_what_does_not_go_together(wanted: dict[str, Any], text: str) -> None:
         inputs.refuse_unfit(gather(X, Y), goal)
 
 
+@pytest.mark.parametrize("number", [1, 8])
+def test_a_number_of_partitions_of_query_groups(number: int) -> None:
+    """Groups are not cut, so the number would be ignored."""
+    group = da.from_array(SIZES, chunks=2)
+    goal = Goal(workload=GENERIC.profile, rechunk=number)
+    ranks = replace(GENERIC.profile, groups="together")
+    sorts = replace(GENERIC.profile, groups="anywhere")
+    for given in (gather(X, Y, qid=Y + 1), gather(X, Y, group=group)):
+        for profile in (GENERIC.profile, ranks):
+            with pytest.raises(ValueError, match=f"rechunk={number} cuts at any row"):
+                inputs.refuse_unfit(given, replace(goal, workload=profile))
+        inputs.refuse_unfit(given, replace(goal, workload=sorts))
+        inputs.refuse_unfit(given, replace(goal, rechunk=False))
+    evals = gather(X, Y, eval_set=[(X[:50], Y[:50], {"qid": Y[:50]})])
+    inputs.refuse_unfit(evals, goal)  # the number is that of the training data
+
+
 def test_swapped() -> None:
     """X with one column and y with several are probably swapped."""
     goal = Goal(workload=GENERIC.profile)
