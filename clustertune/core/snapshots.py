@@ -373,6 +373,12 @@ class CollectionInfo:
     sources: tuple[str, ...] = ()  # the file of each partition; empty: unknown
     made_here: bool = False  # made by this call, which releases its keys
     shared: bool = False  # made by this call, but others hold keys of it, too
+    from_sizes: bool = False  # a qid, made of the sizes of groups in ``group``
+
+    @property
+    def argument(self) -> str:
+        """The label, with the name of the argument that was given."""
+        return self.label[: -len("qid")] + "group" if self.from_sizes else self.label
 
     @property
     def n_partitions(self) -> int:
@@ -393,6 +399,10 @@ class Layout:
     @property
     def labels(self) -> tuple[str, ...]:
         return tuple(m.label for m in self.collections)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(m.argument for m in self.collections)
 
     @property
     def loaded(self) -> bool:

@@ -291,7 +291,7 @@ def _layout(layout: Layout, view: View) -> dict[str, Any]:
     some = view.trainers is not None or view.goal.workers is not None
     return {
         "label": layout.label,
-        "names": list(layout.labels),
+        "names": list(layout.arguments),
         "members": [keys.pack(m.keys) for m in layout.collections],
         "rows": layout.rows.tolist(),
         "alike": view.goal.workload.equal_shares,

@@ -15,6 +15,7 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.wording import Literal, code, names_text, variable
+from clustertune.planner.contents import has_groups
 from clustertune.planner.machines import by_host, host_memory
 
 #: variables that ``prepare`` takes by position
@@ -62,7 +63,7 @@ def prepare(view: View, model: str | None = None, **arguments: Literal) -> str:
         variables.pop("estimator", None)
     texts = [f"{name}={variable}" for name, variable in variables.items()]
     texts += [f"{name}={code(value)}" for name, value in (own | arguments).items()]
-    return prepare_again(view.layouts[0].labels if view.layouts else (), *texts)
+    return prepare_again(view.layouts[0].arguments if view.layouts else (), *texts)
 
 
 def prepare_again(labels: Collection[str], *texts: str) -> str:
@@ -95,7 +96,7 @@ def load(view: View) -> str:
 def release(view: View) -> str:
     """Return a call that releases all data of this client except the given data."""
     evals = ["eval_set"] if len(view.layouts) > 1 else []
-    labels = view.layouts[0].labels if view.layouts else ()
+    labels = view.layouts[0].arguments if view.layouts else ()
     kept = ", ".join([*_variables(labels), *evals])
     return f"clustertune.release_data(client, keep=[{kept}])"
 
@@ -132,7 +133,8 @@ def names(view: View, workers: Collection[WorkerSnapshot]) -> list[str | int]:
 
 def scale(view: View, n_workers: int) -> str:
     """Return a call that scales the cluster, and keeps rows of the data together."""
-    labels = view.layouts[0].labels if view.layouts else ()
+    found = view.layouts[0].collections if view.layouts else ()
+    labels = [m.label for m in found if not m.from_sizes]  # sizes have no rows
     texts = ["client", str(n_workers), *_variables(labels)]
     return f"clustertune.scale({', '.join(texts)})"
 
@@ -247,9 +249,9 @@ def drop_rows(
     layout: Layout, collection: CollectionInfo, *, infinite: bool = False
 ) -> str:
     """Return how to drop rows without a value of this collection everywhere."""
-    names = [name_of(m.label) for m in layout.collections]
-    name = name_of(collection.label)
-    if len({m.kind == "array" for m in layout.collections}) > 1:
+    names, name = [*map(name_of, layout.arguments)], name_of(collection.label)
+    sizes = any(m.from_sizes for m in layout.collections)
+    if sizes or len({m.kind == "array" for m in layout.collections}) > 1:
         return f"Drop these rows from {names_text(names, most=9)} before you load them."
     if collection.kind == "array":
         data = f"dask.array.ma.getdata({name})"
@@ -311,6 +313,8 @@ def _unindexed(name: str) -> str:
 
 def random_order(layout: Layout) -> str:
     """Return how to put the rows of all collections in random order."""
+    if has_groups(layout):
+        return "Put the groups in random order, and keep the rows of each together."
     names = [variable(m.label) for m in layout.collections]
     if {m.kind for m in layout.collections} == {"array"}:
         n = int(layout.rows.sum())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from clustertune.planner import remedies
-from tests.builders import view, worker
+from tests.builders import collection, layout, view, worker
 
 
 @pytest.mark.parametrize(
@@ -54,3 +56,27 @@ def test_words_before_a_call_are_in_both_forms() -> None:
         "If they may be interrupted, run `clustertune restart --worker 0 ADDRESS`, "
         "which loses no data."
     )
+
+
+def test_groups_that_were_given_as_sizes() -> None:
+    """A remedy names ``group``, which is no collection of rows."""
+    data = layout([10, 10], [0, 1])
+    qid = collection("qid", [10, 10], [0, 1], from_sizes=True)
+    sizes = replace(data, collections=(*data.collections, qid))
+    seen = view(layouts=[sizes])
+    line = "X, y, group = clustertune.prepare(client, X, y, group=group)"
+    assert remedies.prepare(seen) == line
+    kept = "clustertune.release_data(client, keep=[X, y, group])"
+    assert remedies.release(seen) == kept
+    assert remedies.scale(seen, 3) == "clustertune.scale(client, 3, X, y)"
+    dropped = "Drop these rows from X, y and group before you load them."
+    assert remedies.drop_rows(sizes, sizes.collections[1]) == dropped
+    evals = collection("eval_set[0].qid", [10], [0], from_sizes=True)
+    assert evals.argument == "eval_set[0].group"
+
+
+def test_a_random_order_keeps_groups_together() -> None:
+    """Rows in random order would scatter each group, which a ranker refuses."""
+    ranked = layout([10, 10], [0, 1], ("X", "y", "qid"))
+    assert "keep the rows of each together" in remedies.random_order(ranked)
+    assert "permutation(20)" in remedies.random_order(layout([10, 10], [0, 1]))

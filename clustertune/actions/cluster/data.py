@@ -246,6 +246,7 @@ class CallData:
             graphs.describe(x.label, x.collection, found.keys, loaded, found.rows),
             made_here=x.label in self._ours,
             shared=x.label in self._shared,
+            from_sizes=x.label in self.given.sizes,
             sources=found.sources or self._sources.get(x.label, ()),
             derived=found.derived,
             embedded=found.embedded,
