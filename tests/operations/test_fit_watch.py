@@ -286,7 +286,7 @@ SAVED = Checkpoint(rounds=1, model=b"", history={})
             AfterLoss(DaskXGBRegressor(), HERE, HERE, checkpoint=SAVED, file=READ),
             "unknown, since its first rounds are of another call",
         ),
-        (AfterLoss(DaskLGBMRegressor(subsample=0.5), HERE, HERE), "no, since rows or"),
+        (AfterLoss(DaskLGBMRegressor(extra_trees=True), HERE, HERE), "no, since extra"),
         (AfterLoss(DaskLGBMRegressor(), HERE, HERE), "no, since LightGBM adds"),
         (AfterLoss(KMeans(), HERE, HERE), "unknown, since the training began again"),
     ],

@@ -75,12 +75,18 @@ ROUNDS = (
     *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees"),
     *("num_round", "num_rounds", "nrounds", "num_boost_round", "max_iter"),
 )
+BOOSTING_TYPES = ("boosting_type", "boosting", "boost")
 #: other names of ``random_state``, which LightGBM takes first
 SEEDS = ("seed", "random_seed")
-#: names of the shares of rows and columns
-SHARES = (
-    *("subsample", "sub_row", "bagging_fraction", "bagging"),
-    *("pos_bagging_fraction", "neg_bagging_fraction"),
+#: names of the shares of rows, which are drawn every ``bagging_freq`` rounds
+ROW_SHARES = tuple(
+    f"{labels}{name}"
+    for labels in ("", "pos_", "neg_")
+    for name in ("subsample", "sub_row", "bagging_fraction", "bagging")
+)
+FREQUENCIES = ("subsample_freq", "bagging_freq")
+#: names of the shares of columns
+COLUMN_SHARES = (
     *("colsample_bytree", "sub_feature", "feature_fraction"),
     *("colsample_bynode", "sub_feature_bynode", "feature_fraction_bynode"),
 )
@@ -100,8 +106,7 @@ class Boosting(Continuation):
                 "the checkpoint would replace. Use max_failures=0 without "
                 "checkpoint_path"
             )
-        names = ("boosting_type", "boosting", "boost")
-        kinds = {model.get_params().get(name) for name in names}
+        kinds = {model.get_params().get(name) for name in BOOSTING_TYPES}
         for kind in sorted(kinds & {"dart", "rf", "random_forest"}):
             why = "changes earlier trees" if kind == "dart" else "averages its trees"
             return (
@@ -155,7 +160,7 @@ class Boosting(Continuation):
         attributes = dict.fromkeys(stops, None)
         names = ["n_estimators", *(n for n in ROUNDS if params.get(n) is not None)]
         attributes |= dict.fromkeys(names, last - checkpoint.rounds)
-        if _draws(model):
+        if _drawing(model):
             given = (n for n in SEEDS if params.get(n) is not None)
             name = next(given, "random_state")
             own_seed = int(params[name]) if isinstance(params[name], Integral) else 0
@@ -173,19 +178,22 @@ class Boosting(Continuation):
                     known.insert(0, value)
 
     def difference(self, model: Any, *, continued: bool = True) -> str:
-        if _draws(model):
+        if names := _drawing(model):
             seeds = ", with another seed" if continued else ""
-            return f"rows or columns are drawn at random{seeds}"
+            return f"{names[0]}= draws at random{seeds}"
         return "LightGBM adds in the order of its workers, which restarts may change"
 
 
-def _draws(model: Any) -> bool:
-    """Whether rows or columns are drawn at random."""
+def _drawing(model: Any) -> list[str]:
+    """Return the names of parameters with which a training draws at random."""
     params = model.get_params()
-    kinds = (params["boosting_type"], params.get("data_sample_strategy"))
-    shares = [params[name] for name in SHARES if name in params]
-    drawn = any(isinstance(one, Real) and one < 1 for one in shares)
-    return drawn or "goss" in kinds or bool(params.get("extra_trees"))
+    bags = any((params.get(name) or 0) > 0 for name in FREQUENCIES)
+    shares = (*ROW_SHARES, *COLUMN_SHARES) if bags else COLUMN_SHARES
+    values = [(name, params.get(name)) for name in shares]
+    names = [n for n, value in values if isinstance(value, Real) and value < 1]
+    kinds = (*BOOSTING_TYPES, "data_sample_strategy")
+    names += [name for name in kinds if params.get(name) == "goss"]
+    return names + [n for n in ("extra_trees", "extra_tree") if params.get(n)]
 
 
 class LightGBM(Workload):

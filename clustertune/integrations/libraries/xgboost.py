@@ -109,11 +109,14 @@ SHOTGUN = (None, "shotgun")
 
 def _drawing(model: Any, params: Mapping[str, Any]) -> list[str]:
     """Return the names of parameters with which a training draws at random."""
-    names = [name for name in SHARES if is_below_one(model, name)]
-    if params.get("booster") == "dart":
+    booster = params.get("booster")
+    if booster == "gblinear":  # it has no trees, and ignores their shares
+        selector = params.get("feature_selector")
+        names = ["feature_selector"] if selector in ("shuffle", "random") else []
+    else:
+        names = [name for name in SHARES if is_below_one(model, name)]
+    if booster == "dart":
         names += [name for name in DROPS if params.get(name)]
-    if params.get("feature_selector") in ("shuffle", "random"):
-        names.append("feature_selector")
     if params.get("lambdarank_pair_method") == "mean":
         names.append("lambdarank_pair_method")
     return names
