@@ -239,8 +239,8 @@ def history(target: Target, form: str, last: bool, **selection: Any) -> None:
         refuse_options(selection, "{} and --last do not go together")
         _show_last(target, form)
         return
-    if target != Target() or form == "html":
-        raise click.UsageError("a cluster and --format html need --last")
+    if target != Target() or form in ("html", "details"):
+        raise click.UsageError("a cluster, --verbose and --format html need --last")
     _list(form, **selection)
 
 

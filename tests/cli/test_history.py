@@ -88,7 +88,10 @@ def test_what_is_wrong(tmp_path: Path) -> None:
     wrong = run("--since", "soon")
     assert wrong.exit_code == 2
     assert "--since='soon' must be a duration" in wrong.stderr
-    assert "need --last" in run("10.0.0.5:1").stderr
+    for more in (("10.0.0.5:1",), ("-v",), ("-f", "html")):
+        refused = run(*more)
+        assert refused.exit_code == 2
+        assert "need --last" in refused.stderr
     with dask.config.set({"clustertune.history.path": 3}):
         assert run().exit_code == 2
     (tmp_path / "folder.jsonl").mkdir()
