@@ -183,9 +183,10 @@ class Lease:
         label, mine = asked["label"], asked | {"owner": self.client.id}
         while "holder" in (answer := await monitor.ask(self.client, "acquire", **mine)):
             holder = printable(answer["holder"]["label"])
+            does = "waits for" if answer["holder"].get("waits") else "runs on"
             if self.remaining() < 1 or monotonic() >= end:
                 raise LeaseHeldError(
-                    f"another plan runs on this cluster: {holder} "
+                    f"another plan {does} this cluster: {holder} "
                     f"(client {printable(answer['holder']['client'])}); try again when "
                     f"it has ended, or give a longer timeout{_instead(label)}"
                 )

@@ -206,7 +206,7 @@ class Lease:
         recent = {t: w for t, w in self.waiting.items() if now - w[1] < QUEUED}
         self.waiting = recent
         first = next(iter(recent), token)
-        return None if first == token else recent[first][0]
+        return None if first == token else recent[first][0] | {"waits": True}
 
     def grant(self, owner: str, label: str, token: str) -> None:
         self.waiting.pop(token, None)

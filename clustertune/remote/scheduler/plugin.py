@@ -256,7 +256,8 @@ class ClustertunePlugin(SchedulerPlugin):
         neither a lease nor a hold.
 
         Returns ``token`` if it is granted. Otherwise ``holder`` with ``client``,
-        ``label`` and ``since`` (epoch seconds).
+        ``label`` and ``since`` (epoch seconds), and ``waits`` if it has only requested
+        the lease, earlier than this caller.
         """
         if hold:
             if token in self.lease.released:

@@ -10,7 +10,7 @@ import pytest
 from distributed import Client, wait
 
 from clustertune.actions.cluster.lease import Lease
-from clustertune.errors import ConnectionLostError
+from clustertune.errors import ConnectionLostError, LeaseHeldError
 from clustertune.monitor import monitor
 from clustertune.remote import keys
 from clustertune.remote.scheduler.plugin import NAME
@@ -140,3 +140,20 @@ async def test_a_job_that_ends_with_the_scheduler(
         await s.plugins[NAME].close()
         with pytest.raises(ConnectionLostError):
             await asyncio.wait_for(job, 20)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_plan_that_waits_does_not_run(c: Any, s: Any, a: Any, b: Any) -> None:
+    """The error of the next plan in the queue has the right verb."""
+    lease, plugin = await opened(c), s.plugins[NAME]
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        plugin.acquire(c.id, "a fit", "hold", hold=True)
+        plugin.acquire(other.id, "one", "1")
+        await plugin.release("hold")
+        with pytest.raises(LeaseHeldError, match="plan waits for this cluster: one"):
+            async with lease.held("two", quietly, patience=0.0):
+                raise AssertionError
+        plugin.acquire(other.id, "one", "1")
+        with pytest.raises(LeaseHeldError, match="plan runs on this cluster: one"):
+            async with lease.held("two", quietly, patience=0.0):
+                raise AssertionError

@@ -344,13 +344,15 @@ async def test_plans_get_the_lease_in_turn(c, s, a, b):
         # a schedule asks with another token each time, so it does not queue
         refused = holder.acquire(lease.SCHEDULER_OWNER, "a scheduled restart", "s")
         assert refused["holder"]["label"] == "a fit"
+        assert "waits" not in refused["holder"]
         assert holder.acquire(one.id, "one", "1")["holder"]["label"] == "a fit"
         assert holder.acquire(two.id, "two", "2")["holder"]["label"] == "a fit"
         # the others wait for this client
         assert "token" in holder.acquire(c.id, "prepare", "p")
         await holder.release("p")
         await holder.release("hold")
-        assert holder.acquire(c.id, "prepare", "q")["holder"]["label"] == "one"
+        first = holder.acquire(c.id, "prepare", "q")["holder"]
+        assert (first["label"], first["waits"]) == ("one", True)
         assert holder.acquire(two.id, "two", "2")["holder"]["label"] == "one"
         # what frees threads waits for no one
         assert "token" in holder.acquire(c.id, "restart", "r", despite_holds=True)
