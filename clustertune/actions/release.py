@@ -41,7 +41,8 @@ def _step(args: Release, groups: list[KeyGroup]) -> Step:
     others = [g for g in groups if not g.alone]
     shown = going or others  # a guard refuses these
     count = plural(sum(g.keys for g in shown), "key")
-    keys = f"{count} named {printable(args.prefix)}"
+    named = f"named {printable(args.prefix)}" if args.prefix else "with other names"
+    keys = f"{count} {named}"
     summary = f"release {keys} ({key_bytes_text(shown)})"
     if others and going:
         staying = sum(g.keys for g in others)

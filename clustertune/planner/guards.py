@@ -274,7 +274,13 @@ def limit_fits_data(args: Resize, view: View) -> str | None:
 
 
 def release_spares_other_clients(args: Release, view: View) -> str | None:
-    """Refuse to release data of other clients."""
+    """Refuse to release data of other clients, or keys of names that are not known."""
+    if not args.prefix:
+        return (
+            "the keys in memory have more different names than the scheduler lists. "
+            "Delete your collections with `del`, or drop all data with "
+            "`clustertune.restart_workers(client, drop_data=True)`"
+        )
     found = [h for h in view.now.key_groups or () if h.prefix == args.prefix]
     if any(h.alone for h in found):
         return None

@@ -106,6 +106,17 @@ def test_what_others_want_is_refused(changes: Any, text: str) -> None:
     ]
 
 
+def test_more_names_than_the_scheduler_lists() -> None:
+    """A call that cannot release all keys releases none."""
+    found = seen(holding("a"), holding("", 5))
+    rest, a = steps = list(release.steps(found, named=False))
+    assert rest.summary == "release 5 keys with other names (5.0 MiB)"
+    why, fine = refusals(steps, found)
+    assert "drop_data=True" in str(why)
+    assert a.args.prefix == "a"
+    assert fine is None
+
+
 def test_what_a_drop_loses_is_listed() -> None:
     """The list has keys, bytes, scattered keys, owners and names."""
     found = seen(
