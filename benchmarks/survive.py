@@ -5,8 +5,9 @@ Three workers with one thread each hold 0.1 GB. `plain` is `clustertune.fit` wit
 second, and loses no worker. `killed` is `checkpoints`, and one worker is killed with
 SIGKILL when half of the rounds are done. `ray_killed` is a trainer of Ray Train for
 XGBoost with the same rows in Ray's memory, as many workers, about as many checkpoints
-and the same loss; it needs `pip install "ray[train]"`. The seconds are those of the
-whole call. `waits` is the time in which the training of any worker waits for
+and the same loss; it needs `pip install "ray[train]"`, and more than 60 trees: Ray
+Train fails if it loses a worker before a checkpoint was reported. The seconds are those
+of the whole call. `waits` is the time in which the training of any worker waits for
 clustertune between two rounds, by another callback. It shows the cost of
 checkpoints better than the seconds: three workers on two CPUs take 5 % more or less in
 each run. `loss` is the log loss on rows that no model has seen.
