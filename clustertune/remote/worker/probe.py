@@ -127,13 +127,21 @@ def digests(dask_worker: Any, keys: list[Any]) -> list[str]:
     found = []
     for key in keys:
         partition: Any = data.get(key) if key in data else None
-        rows = 0 if partition is None else _rows(partition)
-        sample = getattr(partition, "iloc", partition)
-        step = max(1, rows // DIGEST_ROWS)
-        one, same = (tokenize(rows, sample[::step]) if rows else "" for _ in "12")
+        one = same = ""
+        with suppress(Exception):  # types of other packages raise any
+            if partition is not None and (rows := _rows(partition)):
+                sample = _by_number(partition)[:: max(1, rows // DIGEST_ROWS)]
+                one, same = (tokenize(rows, sample) for _ in "12")
         # Dask gives a random token to what it does not know
         found.append(one if one == same else "")
     return found
+
+
+def _by_number(partition: Any) -> Any:
+    """Return the partition in a form that takes rows by their numbers."""
+    if type(partition).__name__.startswith(("coo_", "bsr_", "dia_")):  # of SciPy
+        return partition.tocsr()
+    return getattr(partition, "iloc", partition)
 
 
 def row_digests(
@@ -159,7 +167,7 @@ def row_digests(
 def _row_digests(partition: Any, numbers: list[int]) -> list[str]:
     import hashlib
 
-    rows = getattr(partition, "iloc", partition)[numbers]
+    rows = _by_number(partition)[numbers]
     if len(rows.shape) > 1 and rows.shape[1] > SAMPLED_COLUMNS:
         step = rows.shape[1] // SAMPLED_COLUMNS
         rows = getattr(rows, "iloc", rows)[:, ::step]

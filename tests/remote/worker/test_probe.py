@@ -305,6 +305,28 @@ def test_digests_of_rows_do_not_depend_on_partitions() -> None:
         assert len(set(own)) == (2 if name == "series" else 4) * (name != "unknown")
 
 
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "dia"])
+def test_digests_of_sparse_matrices(form: str) -> None:
+    """COO matrices and others take no rows by number."""
+    values = np.arange(40.0).reshape(10, 4)
+    data = {
+        "a": scipy.sparse.csr_matrix(values).asformat(form),
+        "b": scipy.sparse.csr_matrix(values + 1).asformat(form),
+        "bad": SimpleNamespace(shape=(3,)),
+        "array": values,
+    }
+    worker = SimpleNamespace(data=data)
+    a, b, bad, array = probe.digests(worker, [*data])
+    assert a
+    assert b
+    assert array
+    assert a != b
+    assert bad == ""  # the digests of the others are there
+    assert probe.digests(worker, ["a"]) == [a]
+    dense, own = probe.row_digests(worker, ["array", "a"], [[0, 3]] * 2)
+    assert dense == own
+
+
 def test_digests_of_rows_do_not_depend_on_types() -> None:
     """Files without a missing value have whole numbers, others do not."""
     counts = pd.DataFrame({"n": [1.0, 2.0, np.nan], "city": ["a", "b", "c"]})
