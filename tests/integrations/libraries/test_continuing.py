@@ -409,7 +409,7 @@ def test_what_lightgbm_cannot_repeat(continued: bool) -> None:
 
 def test_without_a_frequency_lightgbm_draws_no_rows() -> None:
     """The trees are the same with and without a share of the rows."""
-    given = lgbm(subsample=0.5, bagging_fraction=0.3).fit(X, Y)
+    given = lgbm(subsample=0.5).fit(X, Y)
     assert trees(given) == trees(lgbm().fit(X, Y))
     drawn = lgbm(subsample=0.5, subsample_freq=1).fit(X, Y)
     assert trees(drawn) != trees(given)
