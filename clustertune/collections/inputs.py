@@ -364,6 +364,11 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             "persist=False leaves lazy data unchanged, but release_inputs= or a number "
             "for rechunk= change it; leave one of them out"
         )
+    if goal.release_inputs and goal.rechunk is False:
+        raise ValueError(
+            "release_inputs=True releases partitions that are cut, and rechunk=False "
+            "cuts none; leave one of them out"
+        )
     grouped = any(variable(x.label) == "qid" for x in inputs.groups[0].given)
     split = grouped and goal.workload.groups != "anywhere"
     if split and not isinstance(goal.rechunk, bool):

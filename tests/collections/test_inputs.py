@@ -134,6 +134,7 @@ def test_what_was_given_beside_x_and_y() -> None:
     [
         ({"persist": False, "release_inputs": True}, "persist=False leaves lazy data"),
         ({"persist": False, "rechunk": 8}, "persist=False leaves lazy data"),
+        ({"release_inputs": True, "rechunk": False}, "rechunk=False cuts none"),
     ],
 )
 def test_what_does_not_go_together(wanted: dict[str, Any], text: str) -> None:
