@@ -91,7 +91,6 @@ async def measure(n):
             if update == 2:  # the first updates draw the whole page
                 making = drawing = sending = sent = 0.0
             change(scheduler, some, 1.0 if update < 2 else 1 / heartbeat_interval(n))
-            plugin.runs.totals.append((float(update), n * GIB, n * GIB // 2))
             begin = process_time()
             page_data.made_at = 0.0
             state = await page_data.look()

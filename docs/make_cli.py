@@ -39,17 +39,16 @@ checks found something critical; `history --last`: there is no report |
 | 5 | failed, or done in part |
 | 130 | interrupted |
 
-Results go to stdout: as text, or with `-f json` (which has a `schema_version`) or
-`-f html`. Progress, questions and errors go to stderr. An error is one line.
+Results go to stdout: as text, or with `-f json`, which has a `schema_version`.
+Progress, questions and errors go to stderr. An error is one line.
 """
 EVENTS = """
 ## Log of changes
 
 clustertune logs each change in Dask's event log, under the topic `clustertune`. An
 event has the change, the user, host and process, the reason (`--reason`; in Python
-`dask.config.set({"clustertune.reason": "..."})`), and workers, memory, findings and
-data before and after. The log exists as long as the scheduler, and Dask alone can read
-it:
+`dask.config.set({"clustertune.reason": "..."})`), and the steps with their outcomes.
+The log exists as long as the scheduler, and Dask alone can read it:
 
 ```python
 for time, event in client.get_events("clustertune"):

@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from clustertune.operations.watch import Monitor
 
 FIT_INTERVAL = 10.0  # seconds between two lines about the same fit
-PORT = 8790
-LOOPBACK = "127.0.0.1"
 
 _estimator = estimator_option("Check for this kind of estimator, like xgboost.")
 
@@ -216,7 +214,7 @@ MAX_SHOWN = 50  # records in the table
 @command(
     "clustertune history --call fit --label nightly",
     "clustertune history --since 7days -f json",
-    "clustertune history --last -f html tcp://10.0.0.5:8786 > report.html",
+    "clustertune history --last tcp://10.0.0.5:8786",
 )
 @cluster_options
 @with_options(
@@ -239,8 +237,8 @@ def history(target: Target, form: str, last: bool, **selection: Any) -> None:
         refuse_options(selection, "{} and --last do not go together")
         _show_last(target, form)
         return
-    if target != Target() or form in ("html", "details"):
-        raise click.UsageError("a cluster, --verbose and --format html need --last")
+    if target != Target() or form == "details":
+        raise click.UsageError("a cluster and --verbose need --last")
     _list(form, **selection)
 
 
@@ -329,48 +327,35 @@ def size(form: str, **options: Any) -> None:
 
 @command(
     "clustertune dashboard tcp://10.0.0.5:8786",
-    "clustertune dashboard --serve --port 8790 tcp://10.0.0.5:8786",
+    "clustertune dashboard --serve tcp://10.0.0.5:8786",
 )
 @cluster_options
 @with_options(
     click.option("--serve", is_flag=True, help="Serve the page from this machine until "
         "^C. Use it for schedulers without Bokeh."),
-    click.option("--port", type=click.IntRange(0, 65535), help="With --serve: listen "
-        f"on this port; 0 chooses a free one. [default: {PORT}]"),
-    click.option("--listen", metavar="ADDRESS", help="With --serve: listen on this "
-        f"address. Anyone who reaches it can see the page. [default: {LOOPBACK}]"),
+    click.option("--port", type=click.IntRange(0, 65535), default=8790,
+        show_default=True, help="With --serve: listen on this port of 127.0.0.1; 0 "
+        "chooses a free one."),
     click.option("--allow-websocket-origin", "origins", metavar="HOST[:PORT]",
         multiple=True, help="With --serve: let this proxy or page show it; may be "
         "given several times."),
 )  # fmt: skip
-def dashboard(
-    target: Target,
-    serve: bool,
-    port: int | None,
-    listen: str | None,
-    origins: tuple[str, ...],
-) -> None:
+def dashboard(target: Target, serve: bool, port: int, origins: tuple[str, ...]) -> None:
     """Show the page of a cluster, on its dashboard or served from this machine."""
     if not serve:
         from clustertune.dashboard.show import add_page
 
-        refuse_options(("port", "listen", "origins"), "{} needs --serve")
+        refuse_options(("port", "origins"), "{} needs --serve")
         click.echo(printable(run(target, add_page).url, longest=2000))
         return
     from clustertune.dashboard.show import allowed_hosts
 
     with usage_errors(ValueError):
         allowed_hosts(origins)
-    number = PORT if port is None else port
-    run(
-        target,
-        partial(_serve, port=number, address=listen or LOOPBACK, origins=origins),
-    )
+    run(target, partial(_serve, port=port, origins=origins))
 
 
-async def _serve(
-    client: Client, *, port: int, address: str, origins: tuple[str, ...]
-) -> None:
+async def _serve(client: Client, *, port: int, origins: tuple[str, ...]) -> None:
     from clustertune.dashboard import show
     from clustertune.monitor import connection
 
@@ -382,15 +367,13 @@ async def _serve(
         seconds=show.CONNECT,
     )
     try:
-        async with show.serving(
-            connect, port=port, address=address, origins=origins
-        ) as url:
+        async with show.serving(connect, port=port, origins=origins) as url:
             click.echo(f"{url} shows the cluster until ^C")
             await asyncio.Event().wait()
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise click.UsageError(
-            f"cannot listen on {address}:{port} ({error}); give another --port, or "
-            "0 for a free one, or an address of this machine as --listen"
+            f"cannot listen on port {port} ({error}); give another --port, or 0 for a "
+            "free one"
         ) from error
 
 

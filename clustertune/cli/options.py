@@ -101,9 +101,17 @@ def pairs(option: str, texts: tuple[str, ...], form: str) -> dict[str, str]:
 
 # --- single options -------------------------------------------------------------------
 
+
+def text_format_option(text: str) -> Decorator:
+    """Return ``--format``."""
+    return click.option(
+        "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
+        show_default=True, help=text,
+    )  # fmt: skip
+
+
 _FORM = (
-    click.option("-f", "--format", "form", type=click.Choice(["text", "json", "html"]),
-        default="text", show_default=True, help="Form of the output."),
+    text_format_option("Form of the output."),
     click.option("-v", "--verbose", is_flag=True, help="Print predictions, details and "
         "information, too."),
 )  # fmt: skip
@@ -149,14 +157,6 @@ def estimator_option(text: str) -> Decorator:
     return click.option(
         "--estimator", metavar="NAME", callback=checked(_estimator), help=text
     )
-
-
-def text_format_option(text: str) -> Decorator:
-    """Return ``--format`` of a command that prints no HTML."""
-    return click.option(
-        "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
-        show_default=True, help=text,
-    )  # fmt: skip
 
 
 def time_option(*names: str, **settings: Any) -> Decorator:

@@ -69,7 +69,7 @@ def run(
     from clustertune.operations.call import refuse_wrong_settings
     from clustertune.operations.playbooks import reading, running
 
-    if only and form in ("json", "html"):
+    if only and form == "json":
         raise click.UsageError(f"--{only} prints text only: leave --format out")
     with usage_errors(ValueError):
         refuse_wrong_settings()

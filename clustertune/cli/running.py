@@ -26,7 +26,6 @@ from clustertune.cli.options import (
     Target,
     usage_errors,
 )
-from clustertune.core import tables
 from clustertune.core.progress import Progress
 from clustertune.core.report import Report, is_refused, with_commands
 from clustertune.core.sections import headlines
@@ -45,18 +44,16 @@ _INTERRUPTED: list[str] = []  # finished and remaining work of an interrupted co
 
 
 def render(thing: Any, form: str) -> str:
-    """Format a report or a diagnosis as text, details, JSON or an HTML page."""
+    """Format a report or a diagnosis as text, details or JSON."""
     if form == "details":
         return str(getattr(thing, "details", thing))
-    if form == "json":
-        return str(thing.to_json())
-    return tables.to_page(thing._repr_html_()) if form == "html" else str(thing)
+    return str(thing.to_json() if form == "json" else thing)
 
 
 def print_report(report: Report, form: str, *, quiet: bool) -> None:
     """Print a report; without its text, the answer goes to stderr unless ``quiet``."""
     click.echo(render(report, form))
-    if form in ("json", "html") and not quiet:
+    if form == "json" and not quiet:
         click.echo("\n".join(headlines(report)), err=True)
 
 

@@ -17,6 +17,26 @@ from clustertune.core.wording import printable
 
 SCHEMA_VERSION = 1
 
+#: a page that loads nothing, whatever text is in it
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+      content="default-src 'none'; style-src 'unsafe-inline'">
+<title>clustertune</title>
+<style>
+body {{ font-family: sans-serif; margin: 2em; max-width: 75em; }}
+td, th {{ padding: 0.2em 0.8em; text-align: left; vertical-align: top; }}
+h4 {{ margin-bottom: 0.3em; }}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Results):
@@ -86,8 +106,8 @@ class Report(Results):
         OSError
             The file cannot be written.
         """
-        page = tables.to_page(self._repr_html_())
-        Path(path).write_text(f"{page}\n", encoding="utf-8")
+        page = PAGE.format(body=self._repr_html_())
+        Path(path).write_text(page, encoding="utf-8")
 
     def to_json(self) -> str:
         """Return the report as JSON, with ``schema_version``."""

@@ -25,26 +25,6 @@ MAX_ROWS = 12  # of a table: the first and the last
 GAP = 2  # columns between the columns of a table, and of indentation
 NONE = "-"  # in a cell
 
-#: a page that loads nothing, whatever text is in it
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy"
-      content="default-src 'none'; style-src 'unsafe-inline'">
-<title>clustertune</title>
-<style>
-body {{ font-family: sans-serif; margin: 2em; max-width: 75em; }}
-td, th {{ padding: 0.2em 0.8em; text-align: left; vertical-align: top; }}
-h4 {{ margin-bottom: 0.3em; }}
-</style>
-</head>
-<body>
-{body}
-</body>
-</html>"""
-
-
 Row = Sequence[tuple[str, str]]
 """The cells of a row, each with the header of its column."""
 
@@ -185,11 +165,6 @@ def _column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
 def to_html(sections: Sequence[Section]) -> str:
     """Render sections as HTML for a notebook; all text is escaped."""
     return f'<div class="clustertune">{"".join(map(_section_html, sections))}</div>'
-
-
-def to_page(body: str) -> str:
-    """Return a complete HTML page that needs no network."""
-    return PAGE.format(body=body)
 
 
 def _section_html(section: Section) -> str:

@@ -1,12 +1,10 @@
-"""Figures of the page: memory of workers, and memory over time.
+"""The figure of the page: memory of workers.
 
-Each figure has ``roots`` (the Bokeh elements of a column) and ``update``. A problem of
-a worker shows as a shape next to its bar, and as words below the figure.
+A problem of a worker shows as a shape next to its bar, and as words below the figure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -27,8 +25,7 @@ from clustertune.dashboard.state import Items, State, condition
 # --- style ----------------------------------------------------------------------------
 
 # Okabe and Ito's palette
-BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
-VERMILION, PURPLE = "#D55E00", "#CC79A7"
+BLUE, ORANGE, PURPLE = "#0072B2", "#E69F00", "#CC79A7"
 GREY = "#7a7a7a"  # readable on a light and on a dark background
 
 MAX_TEXT = 1000  # characters of a text from the cluster
@@ -63,7 +60,7 @@ PAGE = """
 @media (prefers-color-scheme: dark) { :host { background: #16191f }}
 """
 
-#: for figures, which have no text of their own but the labels of axes
+#: for the figure, which has no text of its own but the labels of axes
 THEME = Theme(
     json={
         "attrs": {
@@ -96,69 +93,30 @@ def html() -> Div:
     return Div(stylesheets=[CSS], sizing_mode="stretch_width", disable_math=True)
 
 
-def caption(title: str, legend: Iterable[tuple[str, str, str]]) -> str:
-    """Return a title and a legend: colour, sign and meaning."""
-    entries = " ".join(
-        f'<span><b style="color:{colour}">{sign}</b> {meaning}</span>'
-        for colour, sign, meaning in legend
-    )
-    return f'<h4>{title}</h4><div class="legend">{entries}</div>'
-
-
-def plot(**options: Any) -> Any:
-    """Return a figure as wide as its column."""
-    return figure(
-        toolbar_location=None, tools="", sizing_mode="stretch_width", **options
-    )
-
-
 def source(*names: str) -> Any:
     """Return a data source with empty columns."""
     return ColumnDataSource({name: [] for name in names})
 
 
-def bytes_axis(axis: Any) -> None:
-    """Label an axis with binary prefixes."""
-    powers = [2**i for i in range(10)]
-    axis.ticker = AdaptiveTicker(base=1024, mantissas=powers, desired_num_ticks=4)
-    axis.formatter = NumeralTickFormatter(format="0.[0] ib")
-
-
-# --- figures --------------------------------------------------------------------------
+# --- the figure -----------------------------------------------------------------------
 
 MAX_BARS = 40
 BAR_HEIGHT = 22  # pixels
 MAX_LABEL = 18  # characters of a name at an axis
-WINDOW = 900.0  # seconds of the time axis
-MARGIN = 10.0  # seconds after now, so that the last mark is whole
-MAX_MOMENTS = 1000
 
 PARTS = (
     ("managed", BLUE),
     ("unmanaged", ORANGE),
     ("spilled", PURPLE),
 )
-MEMORY = caption(
-    "Memory of workers",
-    [
+LEGEND = " ".join(
+    f'<span><b style="color:{colour}">{sign}</b> {meaning}</span>'
+    for colour, sign, meaning in (
         *((colour, "&#9632;", name) for name, colour in PARTS),
         (GREY, "|", "thresholds: target, spill, pause, terminate"),
-    ],
+    )
 )
-#: by kind of event: Bokeh's marker, colour, sign in the legend, meaning
-EVENTS = {
-    "did": ("circle", GREEN, "&#9679;", "done"),
-    "failed": ("x", VERMILION, "&#10005;", "failed"),
-    "held": ("square", PURPLE, "&#9632;", "held"),
-    "scheduled": ("inverted_triangle", SKY, "&#9660;", "scheduled"),
-}
-TIMELINE = caption(
-    "Memory of all workers in the last 15 minutes (UTC), and events",
-    [
-        *((colour, "&#9632;", name) for name, colour in PARTS[:2]),
-        *(kind[1:] for kind in EVENTS.values()),
-    ],
-)
+CAPTION = f'<h4>Memory of workers</h4><div class="legend">{LEGEND}</div>'
 NO_THRESHOLDS = (
     "<p>The memory thresholds of some workers are unknown. Run "
     "<code>clustertune check</code> to read them.</p>"
@@ -176,8 +134,11 @@ class Memory:
         self.source = source("y", "name", "label", "status", *names)
         self.ticks = source(*_TICK)
         self.caption, self.notes = html(), html()
-        self.caption.text = MEMORY
-        self.chart = plot(height=120, x_range=(0, 1), y_range=(1, 0))
+        self.caption.text = CAPTION
+        self.chart: Any = figure(
+            height=120, x_range=(0, 1), y_range=(1, 0), toolbar_location=None,
+            tools="", sizing_mode="stretch_width",
+        )  # fmt: skip
         self.roots = (self.caption, self.chart, self.notes)
         bars = self.chart.hbar_stack(
             names, y="y", height=0.62, source=self.source, line_color=None,
@@ -194,7 +155,11 @@ class Memory:
         self.chart.ygrid.visible = False
         # a new ticker for each update would cost more than all else
         self.chart.yaxis.ticker = FixedTicker(ticks=list(range(MAX_BARS)))
-        bytes_axis(self.chart.xaxis)
+        powers = [2**i for i in range(10)]
+        self.chart.xaxis.ticker = AdaptiveTicker(
+            base=1024, mantissas=powers, desired_num_ticks=4
+        )
+        self.chart.xaxis.formatter = NumeralTickFormatter(format="0.[0] ib")
 
     def update(self, state: State) -> None:
         shown = _most_important(state["workers"])
@@ -263,74 +228,3 @@ def _notes(workers: Items, shown: Items) -> str:
         lines.append(f"{numbers}: those with problems, then the fullest.")
     unknown = any(w["limit"] and not any(w["thresholds"]) for w in shown)
     return "<br>".join(lines) + (NO_THRESHOLDS if unknown else "")
-
-
-class Timeline:
-    """Memory of all workers over time, and a mark for each event."""
-
-    def __init__(self) -> None:
-        self.source = source(*_MOMENT)
-        self.marks = source("time", "at", "mark", "colour", "text")
-        self.caption = html()
-        self.caption.text = TIMELINE
-        self.chart = plot(
-            height=200,
-            x_axis_type="datetime",
-            x_range=(0, 1),
-            y_range=(0, 1),
-        )
-        self.roots = (self.caption, self.chart)
-        for low, high, colour in (
-            ("managed", "process", ORANGE),
-            (0, "managed", BLUE),
-        ):
-            self.chart.varea(
-                x="time", y1=low, y2=high, source=self.source, fill_color=colour,
-                fill_alpha=0.8,
-            )  # fmt: skip
-        line = self.chart.line(
-            x="time", y="process", source=self.source, line_color=GREY
-        )
-        marks = self.chart.scatter(
-            x="time", y="at", marker="mark", size=12, source=self.marks,
-            fill_color="colour", line_color="colour", line_width=2,
-        )  # fmt: skip
-        sizes = [(name, f"@{name}{{0.[0] ib}}") for name in ("process", "managed")]
-        self.chart.add_tools(
-            HoverTool(tooltips=sizes, renderers=[line], mode="vline"),
-            HoverTool(tooltips=[("", "@text")], renderers=[marks]),
-        )
-        bytes_axis(self.chart.yaxis)
-
-    def update(self, state: State) -> None:
-        self._follow(state["history"])
-        end = state["time"]
-        self.chart.x_range.start = (end - WINDOW) * 1000
-        self.chart.x_range.end = (end + MARGIN) * 1000
-        most = max([1, *(process for _, process, _ in state["history"])])
-        self.chart.y_range.end = most * 1.25  # the marks are above all memory
-        shown = [e for e in state["events"] if end - WINDOW <= e["time"] <= end]
-        self.marks.data = {
-            "time": [e["time"] * 1000 for e in shown],
-            "at": [most * 1.14] * len(shown),
-            "mark": [EVENTS[e["kind"]][0] for e in shown],
-            "colour": [EVENTS[e["kind"]][1] for e in shown],
-            "text": [printable(e["text"], longest=300) for e in shown],
-        }
-
-    def _follow(self, history: Sequence[Sequence[float]]) -> None:
-        """Send new moments only, unless the scheduler's clock was set back."""
-        known: Any = self.source.data["time"]
-        last = known[-1] / 1000 if len(known) else 0.0
-        if history and history[-1][0] < last:
-            self.source.data, last = {name: [] for name in _MOMENT}, 0.0
-        new = [moment for moment in history if moment[0] > last]
-        columns: dict[str, Any] = {
-            name: [moment[i] for moment in new] for i, name in enumerate(_MOMENT)
-        }
-        columns["time"] = [at * 1000 for at in columns["time"]]
-        if new:
-            self.source.stream(columns, rollover=MAX_MOMENTS)
-
-
-_MOMENT = ("time", "process", "managed")

@@ -1,4 +1,4 @@
-"""The page: figures and texts in one column, updated from a page state.
+"""The page: a figure and texts in one column, updated from a page state.
 
 ``build`` fills a Bokeh document. The server that shows it passes a function that reads
 page states.
@@ -22,7 +22,7 @@ from clustertune.core.wording import (
     times_text,
 )
 from clustertune.dashboard import figures
-from clustertune.dashboard.figures import EVENTS, Memory, Timeline
+from clustertune.dashboard.figures import Memory
 from clustertune.dashboard.state import (
     MAX_IMBALANCE,
     Items,
@@ -173,7 +173,7 @@ def events(state: State) -> str:
     listed = [
         [
             ("time (UTC)", _clock(e["time"], state["time"])),
-            ("", EVENTS[e["kind"]][3]),
+            ("", e["kind"]),
             ("event", printable(e["text"], longest=figures.MAX_TEXT)),
         ]
         for e in last
@@ -203,23 +203,19 @@ class Page:
     """All parts of the page; on narrow screens, they are one below the other."""
 
     def __init__(self) -> None:
-        self.memory, self.timeline = Memory(), Timeline()
+        self.memory = Memory()
         self.texts = [figures.html() for _ in TEXTS]
         head, held, found, log = self.texts
         columns: list[Any] = [
             Column(children=list(roots), stylesheets=[_HALF], **_WIDE)
-            for roots in (self.memory.roots, [held], self.timeline.roots, [log])
+            for roots in (self.memory.roots, [held])
         ]
-        pairs = [
-            Row(children=pair, stylesheets=[_WRAP], **_WIDE)
-            for pair in (columns[:2], columns[2:])
-        ]
-        children: list[Any] = [head, pairs[0], found, pairs[1]]
+        pair = Row(children=columns, stylesheets=[_WRAP], **_WIDE)
+        children: list[Any] = [head, pair, found, log]
         self.root = Column(children=children, stylesheets=[figures.PAGE], **_WIDE)
 
     def update(self, state: State) -> None:
         self.memory.update(state)
-        self.timeline.update(state)
         for element, make in zip(self.texts, TEXTS, strict=True):
             element.text = make(state)
 

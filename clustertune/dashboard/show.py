@@ -16,13 +16,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from ipaddress import ip_address
-from itertools import chain
 from time import time
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import psutil
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from bokeh.server.util import check_allowlist, create_hosts_allowlist
@@ -151,6 +148,7 @@ def page_url(link: str, path: str) -> str:
 
 logger = logging.getLogger("clustertune")
 
+LOOPBACK = "127.0.0.1"
 CONNECT = 10.0  # seconds in which the scheduler accepts a connection, or answers
 RETRY_INTERVAL = 2.0  # seconds between two attempts to reach a lost scheduler
 INTERVAL = 0.5  # seconds between two states
@@ -252,37 +250,22 @@ def _allowed_host(origin: str) -> str:
     return host
 
 
-def _names_of_machine() -> set[str]:
-    """Return the names and the addresses of this machine, as they are in URLs."""
-    names = {socket.gethostname(), socket.getfqdn()}
-    for one in chain.from_iterable(psutil.net_if_addrs().values()):
-        if one.family == socket.AF_INET:
-            names.add(one.address)
-        elif one.family == socket.AF_INET6:
-            names.add(f"[{one.address.partition('%')[0]}]")
-    return names
-
-
 @asynccontextmanager
 async def serving(
-    connect: Connect, *, port: int, address: str, origins: Sequence[str]
+    connect: Connect, *, port: int, origins: Sequence[str]
 ) -> AsyncIterator[str]:
-    """Serve the page during a block; yield its URL.
+    """Serve the page on the loopback address during a block; yield its URL.
 
-    ``port=0`` chooses a free port. ``address`` is the address of this machine to listen
-    on. ``origins`` are ``HOST:PORT`` of other pages and proxies that may show the page.
-    Raise OSError if the port is in use, and ValueError for a wrong origin.
+    The page has no password, so other machines reach it only through a tunnel or a
+    proxy of the user. ``port=0`` chooses a free port. ``origins`` are ``HOST:PORT`` of
+    other pages and proxies that may show the page. Raise OSError if the port is in use,
+    and ValueError for a wrong origin.
     """
     allowed = allowed_hosts(origins)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.create_server((address, port), family=family)
+    listening = socket.create_server((LOOPBACK, port))
     listening.setblocking(False)
-    bound, port = listening.getsockname()[:2]
-    host = f"[{address}]" if ":" in address else address
-    own = {host, "localhost"}
-    if ip_address(bound).is_unspecified:
-        own |= await asyncio.to_thread(_names_of_machine)
-    allowed += [f"{name.lower()}:{port}" for name in own]
+    _, port = listening.getsockname()
+    allowed += [f"{name}:{port}" for name in (LOOPBACK, "localhost")]
     source = Source(connect)
     application = BokehTornado(
         partial(page.build, read=source.read), extra_websocket_origins=allowed
@@ -293,7 +276,7 @@ async def serving(
     server.start()
     following = asyncio.ensure_future(source.follow())
     try:
-        yield f"http://{host}:{port}/"
+        yield f"http://{LOOPBACK}:{port}/"
     finally:
         await end_tasks(following)
         server.stop()

@@ -23,13 +23,11 @@ seconds, and None means unknown. Its texts come from the cluster and are untrust
     each with ``severity``, ``check``, ``message``, ``remedy`` and ``processes``:
     addresses of workers. The finding ends with these workers.
 ``events``
-    Oldest first: ``time``, ``kind`` (``did``, ``failed``, ``held`` or ``scheduled``)
+    Oldest first: ``time``, ``kind`` (``done``, ``failed``, ``held`` or ``scheduled``)
     and ``text``.
 ``fits``
     Running fits: ``round``, ``rounds`` (None: unknown), ``metric`` (its name and last
     value as text), ``rate`` (rounds per second) and ``seconds`` since the fit began.
-``history``
-    Moments: their time, and process and managed memory of all workers together.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ MAX_REASONS = 3
 
 def make(**parts: Any) -> State:
     """Return a page state; entries that are not given are empty or unknown."""
-    lists = ("workers", "collections", "events", "fits", "history")
+    lists = ("workers", "collections", "events", "fits")
     texts = {"scheduler": "", "trouble": ""}
     empty: State = {name: [] for name in lists} | {"time": time(), "findings": None}
     return empty | texts | parts

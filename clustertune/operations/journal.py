@@ -4,8 +4,7 @@ The scheduler itself has memory, threads and holders for the page. Only a client
 thresholds, rows of partitions and findings; the plugin keeps them with their age.
 
 ``client.get_events("clustertune")`` shows, with Dask alone, each change with its
-author, its reason, and the state before and after. The scheduler plugin also logs its
-work there.
+author, its reason and its steps. The scheduler plugin also logs its work there.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from clustertune.core.model import (
     LayoutSummary,
     Outcome,
     Plan,
-    Severity,
     Trim,
     Unknown,
     View,
@@ -326,8 +324,6 @@ async def log_call(
     begun = bool(journal.outcomes)
     if not (begun or refused) or client.status != "running" or scheduler is None:
         return
-    # the last look may have been interrupted before the checks ran
-    looks = list(zip(journal.views, journal.findings, strict=False))
     event = {
         "action": action,
         "status": report.status if begun else "refused",
@@ -337,8 +333,6 @@ async def log_call(
         "pid": os.getpid(),
         "client": client.id,
         "reason": change_reason(),
-        "before": state_of_cluster(*looks[0]) if looks else None,
-        "after": state_of_cluster(*looks[-1]) if looks else None,
         "lost": journal.lost,
         "steps": [_step(outcome) for outcome in journal.outcomes[:MAX_STEPS]],
         "more_steps": max(0, len(journal.outcomes) - MAX_STEPS),
@@ -380,28 +374,3 @@ def change_reason() -> str | None:
     """Return the reason for changes as text for the log."""
     reason = dask.config.get("clustertune.reason", None)
     return None if reason is None else printable(str(reason), longest=1000)
-
-
-def state_of_cluster(view: View, found: Sequence[Finding]) -> dict[str, Any]:
-    """Return the state of a view as short plain data."""
-    workers = [w for w in view.now.workers if not w.parking]
-    severities = Counter(str(f.severity) for f in found if f.severity > Severity.info)
-    known = [x for x in view.layouts[:1] if x.loaded and x.aligned]
-    return {
-        "workers": len(workers),
-        "threads": sum(w.nthreads for w in workers),
-        "process_bytes": sum(w.process for w in workers),
-        "managed_bytes": sum(w.managed for w in workers),
-        "spilled_bytes": sum(w.spilled for w in workers),
-        "findings": dict(severities),
-        "data": [
-            {
-                "label": m.label,
-                "partitions": m.n_partitions,
-                "nbytes": None if m.nbytes is None else int(m.nbytes.sum()),
-            }
-            for m in view.collections
-        ],
-        # of the training data; None: there is none, or its rows are unknown
-        "imbalance": float(layouts.imbalance(known[0], view)) if known else None,
-    }

@@ -59,7 +59,7 @@ def test_the_text_of_one() -> None:
         (["run", "--show", "x"], "the playbook x cannot be read: No such file"),
         (["run", "--lint"], "give PLAYBOOK"),
         (["run", "--lint", "/no.yaml"], "cannot be read: No such file or directory"),
-        (["run", "--list", "-f", "html"], "--list prints text only"),
+        (["run", "--list", "-f", "json"], "--list prints text only"),
         (["run", "--lint", "observe", "-f", "json"], "--lint prints text only"),
     ],
 )

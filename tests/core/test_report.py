@@ -562,7 +562,7 @@ def test_a_file_replaces_the_old_one_and_loads_nothing(tmp_path) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.startswith("<!DOCTYPE html>")
     assert "of last week" not in text
-    assert tables.to_page(report._repr_html_()) == text.rstrip("\n")
+    assert report._repr_html_() in text
     for markup in ("<script", "<link", "<img", "src="):
         assert markup not in text
 

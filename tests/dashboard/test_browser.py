@@ -111,7 +111,7 @@ def busy(n):
         finding(check="empty_workers", message="Worker 1 has no rows", remedy=remedy),
     ]
     fit = {"round": 1200, "rounds": 4000, "metric": "logloss 0.1", "rate": 12.3}
-    at = {"did": -600, "failed": -300, "held": -60, "scheduled": 86_400 * 40}
+    at = {"done": -600, "failed": -300, "held": -60, "scheduled": 86_400 * 40}
     return state | {
         "collections": [data, data | {"label": "eval_set 1"}],
         "findings": {"time": NOW - 130, "command": "clustertune check", "found": found},
@@ -120,7 +120,6 @@ def busy(n):
             {"time": NOW + seconds, "kind": kind, "text": "prepare: it took long " * 9}
             for kind, seconds in at.items()
         ],
-        "history": [(NOW - 900 + 2 * i, n * GIB, n * GIB // 2) for i in range(450)],
     }
 
 
@@ -252,7 +251,7 @@ async def test_a_restarted_scheduler(tmp_path, monkeypatch):
 
         connect = partial(connected, address, seconds=1)
         async with (
-            show.serving(connect, port=0, address="127.0.0.1", origins=[]) as url,
+            show.serving(connect, port=0, origins=[]) as url,
             chromium() as tab,
         ):
             await tab.look_at(url, dark=True)

@@ -1,17 +1,8 @@
-"""The figures of the page: data sources and texts for a page state."""
+"""The figure of the page: data sources and texts for a page state."""
 
 from __future__ import annotations
 
-from bokeh.document import Document
-
-from clustertune.dashboard.figures import (
-    MARGIN,
-    MAX_BARS,
-    NO_THRESHOLDS,
-    WINDOW,
-    Memory,
-    Timeline,
-)
+from clustertune.dashboard.figures import MAX_BARS, NO_THRESHOLDS, Memory
 from tests.dashboard.states import GIB, of
 
 
@@ -76,35 +67,3 @@ def test_of_many_workers_the_most_important_have_bars() -> None:
     assert len(names) == MAX_BARS
     assert names[-2:] == ["worker-95", "worker-97"]
     assert f"{MAX_BARS} of {MAX_BARS + 60} workers" in memory.notes.text
-
-
-def test_the_axis_is_the_last_15_minutes() -> None:
-    """Events that are older, or scheduled for later, do not change it."""
-    line, now = Timeline(), 1e6
-    events = [
-        {"time": now - 2000, "kind": "did", "text": "old"},
-        {"time": now - 20, "kind": "failed", "text": "restart"},
-        {"time": now + 86400, "kind": "scheduled", "text": "tomorrow"},
-    ]
-    history = [(now - 4000, 5, 1), (now - 30, 2, 1), (now - 10, 3, 1)]
-    line.update(of(history=history, events=events, time=now))
-    assert line.chart.x_range.start == (now - WINDOW) * 1000
-    assert line.chart.x_range.end == (now + MARGIN) * 1000
-    assert line.marks.data["text"] == ["restart"]
-    assert line.marks.data["mark"] == ["x"]
-    (at,) = line.marks.data["at"]
-    assert 5 < at < line.chart.y_range.end  # above all memory
-
-
-def test_only_new_history_is_sent() -> None:
-    line = Timeline()
-    line.update(of(history=[(10.1, 1, 1), (20.1, 2, 1)]))
-    document, sent = Document(), []
-    document.add_root(line.chart)
-    document.on_change(sent.append)
-    line.update(of(history=[(20.1, 2, 1), (30.1, 3, 1)]))
-    (streamed,) = [e for e in sent if hasattr(e, "rollover")]
-    assert streamed.data == {"time": [30100.0], "process": [3], "managed": [1]}
-    assert line.source.data["process"] == [1, 2, 3]
-    line.update(of(history=[(5.0, 9, 1)]))  # of a scheduler with another clock
-    assert line.source.data["process"] == [9]

@@ -109,9 +109,9 @@ def test_no_collections_and_released_collections() -> None:
 
 
 def test_events_have_a_day_unless_it_is_today() -> None:
-    """The newest is first; the words are those of the legend."""
+    """The newest is first."""
     events = [
-        {"time": 1e6, "kind": "did", "text": "prepare: it"},
+        {"time": 1e6, "kind": "done", "text": "prepare: it"},
         {"time": 1e6 + 86400, "kind": "scheduled", "text": "a restart"},
     ]
     text = pages.events(of(events=events, time=1e6))
@@ -137,7 +137,7 @@ def hostile() -> Any:
     state["collections"] = [layout(shares, label=EVIL, apart=1)]
     found = finding(**dict.fromkeys(("severity", "check", "message", "remedy"), EVIL))
     state["findings"] = {"time": 0.0, "command": EVIL, "found": [found]}
-    state["events"] = [{"time": 1.0, "kind": "did", "text": EVIL}]
+    state["events"] = [{"time": 1.0, "kind": "done", "text": EVIL}]
     fit = {"round": 1, "rounds": None, "metric": EVIL, "rate": None, "seconds": 9}
     return state | {"fits": [fit]}
 

@@ -47,19 +47,12 @@ def test_commands(cluster: Cluster) -> None:
     cluster.stop()
 
 
-def test_pages(cluster: Cluster) -> None:
-    """The page on the scheduler's host, and one that is served from h4."""
+def test_the_page(cluster: Cluster) -> None:
+    """The page on the scheduler's host."""
     client = cluster.start(h1=1, h2=1)
     page = clustertune.dashboard_page(client)
     assert cluster.lab["scheduler"].address in page.url
     shown(page.url)
-
-    host = cluster.lab["h4"]
-    host.start(
-        *(sys.executable, "-m", "clustertune", "dashboard", "--serve"),
-        *("--port", "8791", "--listen", host.address, cluster.address),
-    )
-    shown(f"http://{host.address}:8791/")
 
 
 def shown(url: str) -> None:

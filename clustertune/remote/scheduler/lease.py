@@ -155,7 +155,6 @@ class Lease:
         self.holds = holds
         self.on_end = on_end
         self.current: dict[str, Any] | None = None
-        self.seconds = 0.0  # of ended leases
         self.released: deque[str] = deque(maxlen=MAX_RELEASED)
         #: refused requests by token, oldest first, with the time of the last one
         self.waiting: dict[str, tuple[dict[str, Any], float]] = {}
@@ -242,14 +241,8 @@ class Lease:
         """End the lease; log the loss if there is a problem."""
         if problem and self.current is not None:
             log_loss(self.owners.scheduler, "lease", self.current, problem)
-        self.seconds, self.current = self.total_seconds(), None
+        self.current = None
         self.on_end()
-
-    def total_seconds(self) -> float:
-        """Return for how long there was a lease, since the scheduler started."""
-        now = time()
-        since = now if self.current is None else self.current["since"]
-        return self.seconds + max(0.0, now - since)
 
     def owns(self, client: str) -> bool:
         """Whether a client has the lease or a hold."""
@@ -291,12 +284,10 @@ def has_closed(scheduler: Any, client: str) -> bool:
 logger = logging.getLogger("distributed.clustertune")
 
 MAX_RUNS = 50
-MAX_TOTALS = 450  # moments: 15 minutes, and more on a large cluster
 #: seconds without tasks after which a run has ended: longer than a client pauses
 #: within a fit to build the next graph, shorter than the time between two fits
 GAP = 5.0
 TICK = 0.5  # seconds between two samples, as between heartbeats
-TOTALS = 2.0  # seconds between two moments for the dashboard page
 LAG = 0.05  # seconds by which the clocks of workers may seem to differ
 RECENT = 3  # runs to which a late heartbeat may belong
 POLL_INTERVAL = 0.05  # seconds between two looks for heartbeats after the last run
@@ -361,8 +352,6 @@ class Runs:
     def __init__(self) -> None:
         self.gap = GAP
         self.kept: deque[dict[str, Any]] = deque(maxlen=MAX_RUNS)
-        #: time, process and managed bytes of all workers together, for the page
-        self.totals: deque[tuple[float, int, int]] = deque(maxlen=MAX_TOTALS)
         self.began: float | None = None  # begin of the current run
         self.worked: float = 0.0  # time of the last work
         self.peaks: dict[Id, int] = {}
@@ -373,10 +362,6 @@ class Runs:
 
     def note(self, now: float, busy: bool, memory: Memory, held: bool = False) -> None:
         """Record the cluster at one moment. A gap within a hold ends no run."""
-        if not self.totals or now - self.totals[-1][0] >= TOTALS:
-            process = sum(one.process for one in memory.values())
-            unmanaged = sum(one.unmanaged for one in memory.values())
-            self.totals.append((now, process, max(0, process - unmanaged)))
         if busy:
             self._work(now)
         self.measure(memory)

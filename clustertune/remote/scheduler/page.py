@@ -92,7 +92,6 @@ class PageData:
             "findings": self.facts.get("findings"),
             "events": self._events(),
             "fits": self.plugin.fits.listed(),
-            "history": list(self.plugin.runs.totals),
         }
 
     def _events(self) -> list[dict[str, Any]]:
@@ -289,7 +288,7 @@ def _is_plain(value: Any) -> bool:
 def _kind(event: Mapping[str, Any]) -> str:
     ends = {event.get(name) for name in ("action", "state", "status")}
     broken = event.get("error") or (event.get("problem") and "ended" in ends)
-    return "failed" if broken or not ends.isdisjoint(FAILURES) else "did"
+    return "failed" if broken or not ends.isdisjoint(FAILURES) else "done"
 
 
 def _text(event: Mapping[str, Any]) -> str:

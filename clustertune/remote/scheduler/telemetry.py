@@ -300,18 +300,13 @@ COUNTERS = {
     "steps": (("action", "outcome"), "Steps of operations, by outcome"),
     "moved_bytes": ((), "Bytes that steps transferred between workers"),
     "lost_keys": (("kind",), "Keys whose only replica was on a worker that is gone"),
-    "lease_seconds": ((), "Seconds during which an operation could change the cluster"),
 }
 GAUGES = {
     "findings": (("check", "severity"), "Findings of the last checks"),
     "findings_timestamp_seconds": ((), "Time of the last checks; 0: no check has run"),
-    "fits": ((), "Running fits that have reported a round"),
-    "fit_rounds_done": ((), "Rounds that these fits have done"),
-    "fit_rounds": ((), "Rounds that these fits will have done at their end, if known"),
     "holds": ((), "Holds that protect workers during a fit"),
     "lease": ((), "1 while an operation changes the cluster"),
     "schedules": (("state",), "Scheduled restarts, by state; failed ones for an hour"),
-    "imbalance_ratio": ((), "Rows of the fullest worker as a multiple of its share"),
     "unmanaged_memory_growth_bytes": (
         (),
         "Growth of unmanaged memory with each run, on the worker where it is largest",
@@ -332,7 +327,6 @@ class Metrics:
             "moved_bytes": Counter({(): 0}),
             "lost_keys": Counter({("computed",): 0, ("scattered",): 0}),
         }
-        self.imbalance: float | None = None  # of the last prepared data
         self.registered = False
 
     def register(self) -> None:
@@ -372,9 +366,6 @@ class Metrics:
         action = _one_of(OPERATIONS, event.get("action"))
         self._add("operations", 1, action, _one_of(STATUSES, status))
         self._add("operation_seconds", _amount(event.get("seconds")), action)
-        after = event.get("after")
-        if type(after) is dict and after.get("imbalance") is not None:
-            self.imbalance = _amount(after["imbalance"])
         for step in steps[:MAX_STEPS]:
             if type(step) is dict:
                 action = _one_of(ACTIONS, step.get("action"))
@@ -395,8 +386,7 @@ class Metrics:
         """Yield the metrics; ``prometheus_client`` calls this at each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        leased = {"lease_seconds": {(): self.plugin.lease.total_seconds()}}
-        values = self.counted | leased | self._gauges()
+        values = self.counted | self._gauges()
         for name, (labels, text) in (COUNTERS | GAUGES).items():
             kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
             metric = kind(f"clustertune_{name}", text, labels=labels)
@@ -411,19 +401,14 @@ class Metrics:
         there = {id_of(ws) for ws in training_workers(plugin.scheduler)}
         grown = growth(plugin.runs.kept).items()
         growths = [nbytes for id, nbytes in grown if id in there]
-        fits = plugin.fits.listed()
         return {
             "findings": self._findings(),
             "findings_timestamp_seconds": {
                 (): _amount(self._last_findings().get("time"))
             },
-            "fits": {(): len(fits)},
-            "fit_rounds_done": {(): sum(fit["round"] for fit in fits)},
-            "fit_rounds": {(): sum(fit["rounds"] or 0 for fit in fits)},
             "holds": {(): len(plugin.holds.active())},
             "lease": {(): int(plugin.lease.holder() is not None)},
             "schedules": {(state,): states[state] for state in SCHEDULES},
-            "imbalance_ratio": {} if self.imbalance is None else {(): self.imbalance},
             "unmanaged_memory_growth_bytes": {(): max(growths)} if growths else {},
         }
 

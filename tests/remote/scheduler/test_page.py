@@ -174,11 +174,11 @@ async def test_events_and_holds(c, s, a, b):
     events = (await looked(c))["events"]
     schedules.cancel(name)
     assert [(e["kind"], e["text"]) for e in events] == [
-        ("did", "restart: worker w, keys 4, 3.0 MiB"),
+        ("done", "restart: worker w, keys 4, 3.0 MiB"),
         ("failed", "restart: worker w, keys 4, 3.0 MiB, late"),
-        ("did", "trim: Done: it"),
+        ("done", "trim: Done: it"),
         ("held", "held for a fit"),
-        ("did", f"schedule made: id {name}, owner me"),
+        ("done", f"schedule made: id {name}, owner me"),
         ("scheduled", f"restart between runs if needed, by me: waiting ({held})"),
     ]
 
@@ -186,13 +186,13 @@ async def test_events_and_holds(c, s, a, b):
 @pytest.mark.parametrize(
     ("event", "kind"),
     [
-        ({"state": "not needed", "problem": "no worker needs a restart"}, "did"),
-        ({"state": "done", "problem": "the remaining workers are gone"}, "did"),
-        ({"state": "interrupted", "problem": "tasks came"}, "did"),
+        ({"state": "not needed", "problem": "no worker needs a restart"}, "done"),
+        ({"state": "done", "problem": "the remaining workers are gone"}, "done"),
+        ({"state": "interrupted", "problem": "tasks came"}, "done"),
         ({"state": "failed", "problem": "it did not return"}, "failed"),
         ({"state": "refused", "problem": "no such worker"}, "failed"),
         ({"status": "left"}, "failed"),
-        ({"status": "fine"}, "did"),
+        ({"status": "fine"}, "done"),
         ({"action": "failed", "error": "KeyError()"}, "failed"),
         ({"action": "lease lost", "problem": "no message"}, "failed"),
     ],
@@ -226,7 +226,7 @@ def test_fields_that_are_not_ours(name: str, value: Any) -> None:
 def test_an_event_without_an_action_is_skipped(event: Any) -> None:
     good = {"action": "trim", 7: "x", "array": np.ones(3), "reason": None}
     assert page._event_rows([(1.0, event), (2.0, good)]) == [
-        {"time": 2.0, "kind": "did", "text": "trim: "}
+        {"time": 2.0, "kind": "done", "text": "trim: "}
     ]
 
 

@@ -61,18 +61,13 @@ async def test_a_scrape(c, s, a, b):
     assert found["clustertune_steps_total", "rebalance", "done"] == 1
     assert found["clustertune_operation_seconds_total", "prepare"] > 0
     assert found["clustertune_moved_bytes_total",] == 4 * 50 * 2 * 8
-    assert found["clustertune_imbalance_ratio",] == 1
     assert found["clustertune_lease",] == found["clustertune_holds",] == 0
     assert any(name[0] == "clustertune_findings" for name in found)
     plugin = s.plugins["clustertune"]
     plugin.holds.begin(c.id, "a fit", "name")
     assert (await scrape(s))["clustertune_holds",] == 1
-    assert found["clustertune_lease_seconds_total",] > 0  # of the operation
     plugin.lease.grant(c.id, "an operation", "token")
-    later = await scrape(s)
-    assert later["clustertune_lease",] == 1
-    name = ("clustertune_lease_seconds_total",)
-    assert found[name] < later[name] < (await scrape(s))[name]
+    assert (await scrape(s))["clustertune_lease",] == 1
     plugin.lease.release("token")
 
 
@@ -146,23 +141,6 @@ def test_alerts_fire_while_their_reason_lasts(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_the_rounds_of_running_fits(c, s, a, b):
-    await clustertune.check(c)
-    fits = s.plugins["clustertune"].fits
-    for name, rounds in (("one", 100), ("other", None), ("silent", 50)):
-        fits.begin(name, c.id, rounds, [])
-    fits.answer("one", "note", round=30)
-    fits.answer("other", "note", round=4)
-    found = await scrape(s)
-    assert found["clustertune_fits",] == 2
-    assert found["clustertune_fit_rounds_done",] == 34
-    assert found["clustertune_fit_rounds",] == 100
-    for name in list(fits.running):
-        fits.end(name)
-    assert (await scrape(s))["clustertune_fits",] == 0
-
-
-@gen_cluster(client=True, nthreads=TWO)
 async def test_counters_start_at_zero(c, s, a, b):
     """Prometheus sees the first increase only of a series that was there before."""
     X = c.persist(da.random.random((400, 2), chunks=(50, 2)), workers=[a.address])
@@ -202,7 +180,7 @@ async def test_lost_keys(c, s, a, b):
         {"status": "done", "steps": [1, None, "x"]},
         {"action": ["x"], "status": {}, "steps": [{"action": 3, "nbytes": "much"}]},
         {"action": "x" * 10**6, "status": "y", "steps": [{"nbytes": float("nan")}]},
-        {"status": "done", "steps": [], "seconds": -1, "after": {"imbalance": "x"}},
+        {"status": "done", "steps": [], "seconds": -1},
     ],
 )
 def test_events_of_other_clients(event: Any) -> None:
