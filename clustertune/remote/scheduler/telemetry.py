@@ -277,12 +277,7 @@ OTHER = "other"  # the label of names that are not in the sets below
 OPERATIONS = frozenset((
     "fit", "merge", "prepare", "release", "resize", "restart", "scale", "trim",
 ))  # fmt: skip
-ACTIONS = frozenset((
-    "adapt", "drop", "load", "merge", "rebalance", "rechunk", "release", "replicate",
-    "resize", "restart", "retire", "scale", "trim",
-))  # fmt: skip
 STATUSES = frozenset(("done", "failed", "fine", "left", "refused"))
-OUTCOMES = frozenset(("done", "failed", "not needed", "partly", "refused", "skipped"))
 SEVERITIES = ("critical", "warning", "info", "unknown")
 SCHEDULES = ("waiting", "running", "refused", "failed")
 RECENT = 3600.0  # seconds for which a failed schedule counts
@@ -297,7 +292,6 @@ COUNTERS = {
         "Operations that changed the cluster, by outcome",
     ),
     "operation_seconds": (("operation",), "Seconds that these operations took"),
-    "steps": (("action", "outcome"), "Steps of operations, by outcome"),
     "moved_bytes": ((), "Bytes that steps transferred between workers"),
     "lost_keys": (("kind",), "Keys whose only replica was on a worker that is gone"),
 }
@@ -323,7 +317,6 @@ class Metrics:
         self.counted: dict[str, Counter[tuple[str, ...]]] = {
             "operations": Counter(dict.fromkeys(product(OPERATIONS, STATUSES), 0)),
             "operation_seconds": Counter(dict.fromkeys(product(OPERATIONS), 0)),
-            "steps": Counter(dict.fromkeys(product(ACTIONS, OUTCOMES), 0)),
             "moved_bytes": Counter({(): 0}),
             "lost_keys": Counter({("computed",): 0, ("scattered",): 0}),
         }
@@ -357,7 +350,7 @@ class Metrics:
     # --- counters ---------------------------------------------------------------------
 
     def note_event(self, topic: str, event: Any) -> None:
-        """Count the operation and the steps of a client's event."""
+        """Count the operation of a client's event, and the bytes of its steps."""
         if topic != TOPIC or type(event) is not dict:
             return
         status, steps = event.get("status"), event.get("steps")
@@ -368,8 +361,6 @@ class Metrics:
         self._add("operation_seconds", _amount(event.get("seconds")), action)
         for step in steps[:MAX_STEPS]:
             if type(step) is dict:
-                action = _one_of(ACTIONS, step.get("action"))
-                self._add("steps", 1, action, _one_of(OUTCOMES, step.get("status")))
                 self._add("moved_bytes", _amount(step.get("nbytes")))
 
     def note_lost(self, computed: int, scattered: int) -> None:
