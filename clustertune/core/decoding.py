@@ -6,7 +6,6 @@ The standard library parses the text, because it accepts NaN, which reports may 
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,8 +15,6 @@ from clustertune.core.wording import printable
 MAX_DIGITS = 300  # larger whole numbers overflow when they become floats
 
 T = TypeVar("T")
-
-_MESSAGE = re.compile(r"(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -37,12 +34,12 @@ def convert(data: Any, kind: type[T]) -> T:
 
     Values are not coerced: ``"1"`` is not a number. Unknown fields are ignored, so
     that a later release can add fields. Raises ``ValueError`` if a field is missing or
-    of another type. The text starts with its path.
+    of another type. The text has its path.
     """
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise ValueError(_one_line(str(error))) from error
+        raise ValueError(printable(str(error), longest=400)) from error
     except RecursionError as error:
         raise ValueError("the JSON is nested too deeply") from error
 
@@ -51,11 +48,3 @@ def _parse_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a whole number has more than {MAX_DIGITS} digits")
     return int(digits)
-
-
-def _one_line(message: str) -> str:
-    """Put the path first: ``seen.workers[2].nthreads: Expected int, got str``."""
-    found = _MESSAGE.fullmatch(message)
-    assert found is not None
-    path, problem = found["path"], found["problem"].replace("`", "")
-    return printable(f"{path}: {problem}" if path else problem, longest=400)

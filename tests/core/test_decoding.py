@@ -45,15 +45,15 @@ def test_values() -> None:
         ("{", "Expecting property name"),
         ("[" * 100_000, "nested too deeply"),
         ('{"id": 1' + "0" * 300 + "}", "more than 300 digits"),
-        ("[]", "Expected object, got array"),
-        ("{}", "Object missing required field id"),
-        ('{"id": true}', "id: Expected int | str, got bool"),
-        ('{"id": 1, "share": "1"}', "share: Expected float, got str"),
-        ('{"id": 1, "inner": [{"size": 1.5}]}', "inner[0].size: Expected int, got flo"),
+        ("[]", "Expected `object`, got `array`"),
+        ("{}", "Object missing required field `id`"),
+        ('{"id": true}', "Expected `int | str`, got `bool` - at `$.id`"),
+        ('{"id": 1, "share": "1"}', "Expected `float`, got `str` - at `$.share`"),
+        ('{"id": 1, "inner": [{"size": 1.5}]}', "got `float` - at `$.inner[0].size`"),
     ],
 )
 def test_errors(text: str, error: str) -> None:
-    """The path comes first."""
+    """The text is one line with the path."""
     with pytest.raises(ValueError, match=re.escape(error)) as caught:
         decoding.convert(decoding.parse_json(text), Outer)
     assert "\n" not in str(caught.value)
