@@ -269,9 +269,8 @@ logger = logging.getLogger("distributed.clustertune")
 audit_logger = logging.getLogger("clustertune.audit")
 
 MAX_LINE = 100_000  # characters of the audit trail
-MAX_BY = 200  # characters
+MAX_NAME = 200  # characters
 SCHEDULER = "the scheduler"
-MAX_SHORT = 100  # fields of a line that was too long
 
 OTHER = "other"  # the label of names that are not in the sets below
 OPERATIONS = frozenset((
@@ -445,19 +444,15 @@ def audit_line(event: Mapping[str, Any]) -> str:
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     # events of the scheduler plugin have the id of a client
     by = event.get("by") or event.get("client") or event.get("owner") or SCHEDULER
-    always = {"time": now, "by": by if isinstance(by, str) else repr(by)[:MAX_BY]}
+    always = {"time": now, "by": str(by)[:MAX_NAME]}
     own = {k: v for k, v in event.items() if k not in always}
     # json escapes line breaks and control characters in texts
     text = json.dumps(always | _plain(own), default=repr, allow_nan=False)
-    if len(text) <= MAX_LINE:
-        return text
-    short = {
-        str(k)[:200]: v[:200] if isinstance(v, str) else v
-        for k, v in list(own.items())[:MAX_SHORT]
-        if isinstance(v, str | int | float)
-    }
-    always["by"] = always["by"][:MAX_BY]
-    return json.dumps(always | {"shortened": True} | _plain(short), allow_nan=False)
+    if len(text) > MAX_LINE:
+        always["action"] = str(event.get("action"))[:MAX_NAME]
+        # the escapes of its quotes and backslashes may double its length
+        text = json.dumps(always | {"shortened": text[: MAX_LINE // 3]})
+    return text
 
 
 def _plain(value: Any) -> Any:
