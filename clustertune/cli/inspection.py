@@ -22,10 +22,10 @@ from clustertune.cli.options import (
     cluster_options,
     command,
     estimator_option,
+    form_option,
     format_option,
     quiet_option,
     refuse_options,
-    text_format_option,
     time_option,
     usage_errors,
     with_options,
@@ -36,7 +36,6 @@ from clustertune.cli.running import (
     render,
     run,
     text_or_json,
-    with_usage_errors,
 )
 from clustertune.core import tables
 from clustertune.core.model import Severity
@@ -98,7 +97,8 @@ def check(
 
     async def make(client: Client) -> Report:
         making: Any = checking.check(client, estimator=estimator)
-        report: Report = await with_usage_errors(making)
+        with usage_errors(ValueError):
+            report: Report = await making
         return with_commands(report, target.words)
 
     report = run(target, make)
@@ -122,7 +122,7 @@ def check(
     time_option("--interval", help="Read the cluster this often, like 5s. By default "
         "at the interval of heartbeats."),
     time_option("--for", "duration", help="End after this time. By default with ^C."),
-    text_format_option("Print each event as a line of this form."),
+    form_option,
 )  # fmt: skip
 def watch(
     target: Target,
@@ -311,7 +311,7 @@ _count = click.IntRange(1)
         "default this machine's."),
     click.option("--host-memory", metavar="SIZE", help="Set the memory of one host, "
         "like 64GiB. By default this machine's."),
-    text_format_option("Form of the output."),
+    form_option,
 )  # fmt: skip
 def size(form: str, **options: Any) -> None:
     """Recommend a cluster for a fit, and print the line that starts it."""

@@ -102,18 +102,14 @@ def pairs(option: str, texts: tuple[str, ...], form: str) -> dict[str, str]:
 # --- single options -------------------------------------------------------------------
 
 
-def text_format_option(text: str) -> Decorator:
-    """Return ``--format``."""
-    return click.option(
-        "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
-        show_default=True, help=text,
-    )  # fmt: skip
+form_option = click.option(
+    "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
+    show_default=True, help="Form of the output."
+)  # fmt: skip
 
-
-_FORM = (
-    text_format_option("Form of the output."),
-    click.option("-v", "--verbose", is_flag=True, help="Print predictions, details and "
-        "information, too."),
+_verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="Print predictions, details and information, "
+    "too."
 )  # fmt: skip
 
 
@@ -125,7 +121,7 @@ def format_option(command: Command) -> Command:
         form = "details" if verbose and form == "text" else form
         command(*args, form=form, **others)
 
-    return with_options(*_FORM)(call)
+    return with_options(form_option, _verbose_option)(call)
 
 
 worker_option = click.option(

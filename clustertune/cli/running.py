@@ -62,12 +62,6 @@ def text_or_json(text: str, form: str, plain: Mapping[str, Any]) -> str:
     return json.dumps({"schema_version": 1, **plain}) if form == "json" else text
 
 
-async def with_usage_errors(work: Awaitable[T]) -> T:
-    """Turn a ValueError, such as an unknown worker, into a usage error."""
-    with usage_errors(ValueError):
-        return await work
-
-
 def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
     """Connect and call a function; turn errors into one line and an exit code."""
     from clustertune.monitor.connection import no_connection_logs
@@ -208,9 +202,9 @@ def carry_out(
     def call(dry: bool) -> T:
         async def work(client: Client) -> T:
             shown = Progress(False if consent.quiet else None)
-            making = make(client, dry_run=dry, progress=shown.notify)
             try:
-                return await with_usage_errors(making)
+                with usage_errors(ValueError):  # such as an unknown worker
+                    return await make(client, dry_run=dry, progress=shown.notify)
             finally:
                 shown.finish(())  # the printed report has the results
 

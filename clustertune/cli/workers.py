@@ -16,11 +16,11 @@ from clustertune.cli.options import (
     cluster_options,
     command,
     examples,
+    form_option,
     format_option,
     other_clients_option,
     pairs,
     refuse_options,
-    text_format_option,
     time_option,
     timeout_option,
     usage_errors,
@@ -192,8 +192,6 @@ def trim(target: Target, form: str, consent: Consent, **options: Any) -> None:
 
 # --- restarts between runs ------------------------------------------------------------
 
-_form = text_format_option("Form of the output.")
-
 
 def _rendered(found: Schedule | Sequence[Schedule], form: str) -> str:
     schedules = found if isinstance(found, Sequence) else [found]
@@ -221,7 +219,7 @@ def schedule() -> None:
 )
 @cluster_options
 @with_options(
-    _form,
+    form_option,
     worker_option,
     click.option("--if-needed", is_flag=True, help="Restart only workers above a "
         "memory threshold then, or that would exceed it in the next run."),
@@ -260,7 +258,7 @@ def later(target: Target, form: str, consent: Consent, **options: Any) -> None:
     "list", epilog=examples("clustertune schedule list -f json tcp://10.0.0.5:8786")
 )
 @cluster_options
-@_form
+@form_option
 def list_(target: Target, form: str) -> None:
     """List waiting restarts with the reason, and the last ended ones."""
     from clustertune.operations import schedules
@@ -273,7 +271,7 @@ def list_(target: Target, form: str) -> None:
 )
 @click.argument("id")
 @cluster_options
-@_form
+@form_option
 def cancel(target: Target, id: str, form: str) -> None:
     """Cancel the scheduled restart ID. A worker that is restarting comes back first."""
     from clustertune.operations import schedules
