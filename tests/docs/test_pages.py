@@ -388,14 +388,12 @@ NOT_HERE = {
     "watch": "it ends with ^C",
     "--serve": "it ends with ^C",
     "ID": "a placeholder for an id",
-    "show": "there is no such record here",
-    "compare": "there is no such record here",
     "explain": "tests/cli/test_cli.py runs it",
     "--lint": "the files are not here",
     "--tls-ca-file": "the cluster of the test has no TLS",
 }
 #: allowed exit codes of commands that may exit with others than 0
-CODES = {"check": {0, 1}, "size": {0, 1}, "trends": {0, 1}}
+CODES = {"check": {0, 1}, "size": {0, 1}}
 
 
 @pytest.mark.slow
