@@ -53,12 +53,10 @@ WORKERS = {
     ),
     "worker's data": ("_slow_uncached", "memory", "slow"),
     "nanny": (
-        "env",
         "local_directory",
         "memory_manager",
         "nthreads",
         "plugins",
-        "pre_spawn_env",
         "process",
         "scheduler_addr",
         "security",

@@ -126,7 +126,7 @@ def resizes(
     action: str = "restart",
 ) -> Iterator[Step]:
     """A step for each of these workers that does not have the size yet."""
-    going = {w.id for w in view.now.workers if w.id in ids and not _has(w, size)}
+    going = {w.id for w in view.now.workers if w.id in ids and size.given_to(w) != w}
     for worker, args in ends(view, going, wait=wait, most=most, size=size):
         limit = lower_limit(worker, size)
         limits = (0, 0) if limit is None else lowered_limits(worker, limit)
@@ -297,15 +297,6 @@ def number_away(most: float, count: int) -> int:
     """The number of workers that may be away: at least one, and not all."""
     wanted = most if isinstance(most, int) else math.floor(most * count)
     return max(1, min(wanted, count - 1))
-
-
-def _has(worker: WorkerSnapshot, size: WorkerSize) -> bool:
-    """Whether the worker has that size; variables are not known beforehand."""
-    return (
-        not size.env
-        and size.nthreads in (None, worker.nthreads)
-        and size.memory_limit in (None, worker.memory_limit)
-    )
 
 
 # --- trims ----------------------------------------------------------------------------

@@ -38,7 +38,7 @@ COMMANDS = {
     ),
     "resize": (
         CHANGE,
-        "Change the threads, memory or variables of workers without losing data.",
+        "Change the threads or memory of workers without losing data.",
     ),
     "restart": (CHANGE, "Restart workers one at a time without losing data."),
     "run": (

@@ -89,16 +89,6 @@ def checked(
     return callback
 
 
-def pairs(option: str, texts: tuple[str, ...], form: str) -> dict[str, str]:
-    """Parse texts of the form NAME=VALUE with distinct names."""
-    for text in texts:
-        if "=" not in text:
-            raise ValueError(f"{option} {text} is not of the form {form}")
-    found = [text.partition("=") for text in texts]
-    arguments.distinct(option, [name for name, _, _ in found])
-    return {name: value for name, _, value in found}
-
-
 # --- single options -------------------------------------------------------------------
 
 

@@ -19,7 +19,6 @@ from clustertune.cli.options import (
     form_option,
     format_option,
     other_clients_option,
-    pairs,
     refuse_options,
     time_option,
     timeout_option,
@@ -57,16 +56,12 @@ def _size(name: str, text: str) -> str:
     return text
 
 
-def _environment(name: str, texts: tuple[str, ...]) -> dict[str, str] | None:
-    return arguments.variables(name, pairs(name, texts, "NAME=VALUE")) or None
-
-
 # Each option has the name of an argument of the called function.
 
 
 @command(
     "clustertune resize --nthreads 2 --memory-limit 8GiB",
-    "clustertune resize --worker 3 --env OMP_NUM_THREADS=2 --dry-run",
+    "clustertune resize --worker 3 --nthreads 4 --dry-run",
 )
 @cluster_options
 @with_options(
@@ -75,18 +70,15 @@ def _environment(name: str, texts: tuple[str, ...]) -> dict[str, str] | None:
     _nthreads,
     click.option("--memory-limit", metavar="SIZE", callback=checked(_size),
         help="Set the memory limit of a worker, like 4GiB."),
-    click.option("--env", multiple=True, metavar="NAME=VALUE",
-        callback=checked(_environment), help="Set a variable of thread pools or "
-        "allocators before the worker's process starts; may be given several times."),
     _unavailable,
     _wait,
     timeout_option("30 minutes"),
 )  # fmt: skip
 @with_consent
 def resize(target: Target, form: str, consent: Consent, **options: Any) -> None:
-    """Change the threads, memory or variables of workers without losing data."""
-    if not (options["nthreads"] or options["memory_limit"] or options["env"]):
-        raise click.UsageError("give --nthreads, --memory-limit or --env")
+    """Change the threads or memory of workers without losing data."""
+    if not (options["nthreads"] or options["memory_limit"]):
+        raise click.UsageError("give --nthreads or --memory-limit")
     from clustertune.operations import workers
 
     change(target, workers.resize_workers, options, form, consent)

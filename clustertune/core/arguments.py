@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from itertools import chain
+from collections.abc import Sequence
 from math import inf
 from numbers import Integral, Real
 from os import PathLike, fspath
@@ -14,8 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from dask.utils import parse_bytes, parse_timedelta
-
-from clustertune.core.wording import printable
 
 LARGEST = 10**9  # of any count that the caller gives, except rows
 # errors of Dask's parsers for text that they cannot read, and for infinite amounts
@@ -211,80 +205,3 @@ def nbytes(name: str, value: Any) -> int | None:
     if found >= 2**20:
         return found
     raise wrong
-
-
-def distinct(name: str, values: Sequence[str]) -> tuple[str, ...]:
-    """Return the texts; refuse a text that is given twice."""
-    for value, n in Counter(values).items():
-        if n > 1:
-            raise ValueError(
-                f"{name}: {printable(repr(value), longest=60)} is given {n} times; "
-                "give each name once"
-            )
-    return tuple(values)
-
-
-def variables(name: str, value: Any) -> dict[str, str]:
-    """Return variables of thread pools and allocators (``TUNING``); for None, none."""
-    if value is None:
-        return {}
-    sound = isinstance(value, Mapping) and all(
-        isinstance(text, str) for text in chain(*value.items())
-    )
-    if not sound:
-        example = '{"OMP_NUM_THREADS": "2"}'
-        allowed = f"a mapping of names to texts, like {example}, or None"
-        raise _wrong(name, value, allowed)
-    if problem := variables_objection(value):
-        raise ValueError(f"{name}: {problem}")
-    return dict(value)
-
-
-# --- environment variables ------------------------------------------------------------
-
-# Some variables make a process run commands (BROWSER), load code (LD_PRELOAD,
-# OMP_TOOL_LIBRARIES, DASK_DISTRIBUTED__WORKER__PRELOAD) or write files (MALLOC_TRACE,
-# MALLOC_CONF, MKL_VERBOSE_OUTPUT_FILE). So only these variables can be set, whose
-# values are numbers or fixed words. Prefixes such as OMP_ would not be safe.
-
-#: threads of OpenMP (GNU, Intel), MKL, OpenBLAS, BLIS, numexpr, Accelerate; allocators
-#: of glibc and Arrow. ``*_NUM_THREADS`` is allowed as well.
-TUNING = (
-    "ARROW_DEFAULT_MEMORY_POOL", "BLIS_IC_NT", "BLIS_IR_NT", "BLIS_JC_NT",
-    "BLIS_JR_NT", "BLIS_PC_NT", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT",
-    "GOMP_STACKSIZE", "KMP_AFFINITY", "KMP_BLOCKTIME", "KMP_HW_SUBSET",
-    "KMP_STACKSIZE", "MALLOC_ARENA_MAX", "MALLOC_ARENA_TEST", "MALLOC_MMAP_MAX_",
-    "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_",
-    "MKL_DYNAMIC", "MKL_THREADING_LAYER", "NUMEXPR_MAX_THREADS", "OMP_DYNAMIC",
-    "OMP_MAX_ACTIVE_LEVELS", "OMP_NESTED", "OMP_PLACES", "OMP_PROC_BIND",
-    "OMP_SCHEDULE", "OMP_STACKSIZE", "OMP_THREAD_LIMIT", "OMP_WAIT_POLICY",
-    "VECLIB_MAXIMUM_THREADS",
-)  # fmt: skip
-_THREAD_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*_NUM_THREADS", re.ASCII)
-_VARIABLE_VALUE = re.compile(r"[\w .,:;=+*%{}()\[\]-]{0,200}", re.ASCII)
-
-
-def variables_objection(variables: Mapping[str, str]) -> str:
-    """Return the reason why these variables may not be set; "": they may."""
-    for name, value in variables.items():
-        shown = printable(name, longest=60)
-        if name not in TUNING and not _THREAD_VARIABLE.fullmatch(name):
-            near = get_close_matches(name, ("OMP_NUM_THREADS", *TUNING), n=1)
-            return (
-                f"{shown} is not a variable of thread pools or allocators; others can "
-                "make a worker run commands, load code or write files"
-                f"{f' (did you mean {near[0]}?)' if near else ''}. Remove it, or set "
-                "it where the workers start, with distributed.nanny.environ of Dask's "
-                f"configuration. Allowed: *_NUM_THREADS, {', '.join(TUNING)}"
-            )
-        if not _VARIABLE_VALUE.fullmatch(value):
-            return (
-                f"{shown}={printable(repr(value), longest=60)} may contain only ASCII "
-                "letters, digits, spaces and any of _.,:;=+*%{}()[]-"
-            )
-    return ""
-
-
-def variables_text(variables: Mapping[str, str]) -> list[str]:
-    """Format variables."""
-    return [printable(f"{k}={v}", longest=80) for k, v in variables.items()]

@@ -23,7 +23,6 @@ from enum import IntEnum
 from functools import partial
 from typing import Protocol
 
-from clustertune.core import arguments
 from clustertune.core.profiles import Profile as Profile
 from clustertune.core.snapshots import COPIED as COPIED
 from clustertune.core.snapshots import PARTS as PARTS
@@ -319,13 +318,11 @@ class WorkerSize:
 
     nthreads: int | None = None
     memory_limit: int | None = None  # bytes
-    env: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         parts = [] if self.nthreads is None else [plural(self.nthreads, "thread")]
         parts += [] if self.memory_limit is None else [bytes_text(self.memory_limit)]
-        parts += arguments.variables_text(self.env)
-        return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+        return " and ".join(parts)
 
     def given_to(self, worker: WorkerSnapshot) -> WorkerSnapshot:
         """Return the worker with this size."""

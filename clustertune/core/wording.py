@@ -16,7 +16,7 @@ from datetime import datetime, timezone, tzinfo
 from difflib import get_close_matches
 from typing import Any
 
-Literal = str | int | bool | tuple[str | int, ...] | dict[str, str]
+Literal = str | int | bool | tuple[str | int, ...]
 
 _MAX_NAME_LENGTH = 60
 MAX_PATH = 300  # characters of a path in a message
@@ -113,8 +113,6 @@ def code(value: Literal) -> str:
     if isinstance(value, str):
         # the escapes of JSON for rare characters, such as emojis, are not Python's
         return printable(json.dumps(value, ensure_ascii=False))
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{code(k)}: {code(v)}' for k, v in value.items())}}}"
     if isinstance(value, bool | int):
         return str(value)
     return f"[{', '.join(map(code, value))}]"

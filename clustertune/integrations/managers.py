@@ -28,7 +28,7 @@ Bounds = tuple[int, float]
 MAX_WORKERS = 2**31 - 1
 ANSWER_TIMEOUT = 5  # seconds for a request to Kubernetes in each snapshot
 MAX_NAMES = 10_000  # of new workers that are compared with a retired one
-SIZE = ("nthreads", "memory_limit", "env")  # options of a worker
+SIZE = ("nthreads", "memory_limit")  # options of a worker
 
 #: by cluster of jobs: retired workers of jobs in which other workers still run
 _retired: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
@@ -248,8 +248,6 @@ def _resized_spec(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
         options["nthreads"] = size.nthreads
     if size.memory_limit is not None:
         options["memory_limit"] = size.memory_limit
-    if size.env:
-        options["env"] = {**(options.get("env") or {}), **size.env}
     return {**spec, "options": options}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -175,7 +175,6 @@ def resize_workers(
     *collections: Any,
     nthreads: int | None = None,
     memory_limit: str | int | None = None,
-    env: Mapping[str, str] | None = None,
     workers: Sequence[str | int] | None = None,
     max_unavailable: float | str = 1,
     wait: str | float = "1 minute",
@@ -183,7 +182,7 @@ def resize_workers(
     progress: bool | Notify | None = None,
     timeout: str | float = "30 minutes",
 ) -> Report:
-    """Change threads, memory limit or variables of workers without losing data.
+    """Change threads or memory limit of workers without losing data.
 
     Workers restart one at a time, as with :func:`clustertune.restart_workers`. Each
     nanny gets the new size when its worker is empty, and keeps it for later starts. A
@@ -193,17 +192,11 @@ def resize_workers(
     Parameters
     ----------
     client, *collections, workers, max_unavailable, wait, dry_run, progress, timeout
-        As for :func:`clustertune.restart_workers`. With ``env`` workers restart one at
-        a time, because nannies in the same process share their variables.
+        As for :func:`clustertune.restart_workers`.
     nthreads
         Threads of each worker.
     memory_limit
         Bytes, or text such as ``"4 GiB"``, for each worker.
-    env
-        Environment variables of the worker's process:
-        ``{"OMP_NUM_THREADS": "2"}``. Variables of thread pools and allocators are
-        allowed (``clustertune.core.arguments.TUNING``), since others could make a
-        worker run commands or load code.
 
     Returns
     -------
@@ -228,14 +221,11 @@ TimedOutError
     size = WorkerSize(
         nthreads=arguments.count("nthreads", nthreads),
         memory_limit=arguments.nbytes("memory_limit", memory_limit),
-        env=arguments.variables("env", env),
     )
     if size == WorkerSize():
-        raise TypeError("no change is given: give nthreads, memory_limit or env")
+        raise TypeError("no change is given: give nthreads or memory_limit")
     seconds = arguments.duration("wait", wait)
     most = arguments.part("max_unavailable", max_unavailable)
-    if size.env:
-        most = 1
 
     def steps(view: View, ids: Collection[str | int], _: object) -> Iterator[Step]:
         named = [w for w in view.now.workers if w.id in ids]

@@ -118,8 +118,6 @@ def _words(name: str, value: Literal) -> Iterator[str]:
     """Return the options of a command for an argument."""
     option = "--worker" if name == "workers" else f"--{name.replace('_', '-')}"
     values = value if isinstance(value, tuple) else (value,)
-    if isinstance(value, dict):
-        values = tuple(f"{k}={v}" for k, v in value.items())
     for each in values:
         yield from (option,) if each is True else (option, str(each))
 

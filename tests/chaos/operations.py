@@ -220,13 +220,7 @@ _OPTIONS: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     ),
     "rechunk": _rechunk_options,
     "restart": lambda rng: {"max_unavailable": rng.choice((1, 1, 2, "50%"))},
-    "resize": lambda rng: rng.choice(
-        (
-            {"nthreads": 2},
-            {"memory_limit": "800 MiB"},
-            {"env": {"CHAOS_NUM_THREADS": "1"}},
-        )
-    ),
+    "resize": lambda rng: rng.choice(({"nthreads": 2}, {"memory_limit": "800 MiB"})),
     "scale": lambda rng: {"by": rng.choice((-1, 1))},
 }
 OPERATIONS: Mapping[str, Callable[[Client, Data, Any, Notify], Result]] = {

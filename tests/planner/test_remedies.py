@@ -22,11 +22,6 @@ from tests.builders import collection, layout, view, worker
             "clustertune resize --memory-limit '1.5 GiB' --worker 3 --worker 'a b'",
         ),
         (
-            remedies.on_workers("resize_workers", (), env={"OMP": "1"}),
-            'clustertune.resize_workers(client, env={"OMP": "1"})',
-            "clustertune resize --env OMP=1",
-        ),
-        (
             remedies.on_workers("trim_memory", ["a\n"]),
             'clustertune.trim_memory(client, workers=["a\\n"])',
             "",  # an escaped name would be another name

@@ -12,7 +12,6 @@ from typing import Any
 from distributed import Client
 
 from clustertune.actions.cluster.lease import LANDING, Lease
-from clustertune.core import arguments
 from clustertune.core.model import (
     Bounds,
     Drop,
@@ -353,12 +352,11 @@ def _resize_terms(args: WorkerEnd) -> dict[str, Any] | None:
     if not isinstance(args, Resize):
         return None
     size = args.size
-    wanted = {"nthreads": size.nthreads, "memory_limit": size.memory_limit}
     line, most = args.lowered_limits
     return {
         "change": ship.pickled(process.change),
         "settle": ship.pickled(process.settle),
-        "wanted": wanted | {"env": dict(size.env) or None},
+        "wanted": {"nthreads": size.nthreads, "memory_limit": size.memory_limit},
         "line": line,
         "most": most,
     }
@@ -371,7 +369,6 @@ async def _differences(client: Client, address: str, size: WorkerSize) -> str:
         process.started_with,
         [address],
         timeout=monitor.PATIENCE,
-        names=list(size.env),
     )
     found = answers[address]
     if isinstance(found, BaseException):
@@ -381,11 +378,8 @@ async def _differences(client: Client, address: str, size: WorkerSize) -> str:
         "threads": (size.nthreads, found["nthreads"]),
         "memory limit": (size.memory_limit, found["memory_limit"]),
     }
-    wrong = [
+    return "; ".join(
         printable(f"{name} is {has!r}, not {want!r}", longest=200)
         for name, (want, has) in wanted.items()
         if want is not None and has != want
-    ]
-    other = {k: v for k, v in size.env.items() if found["env"].get(k) != v}
-    wrong += [f"{variable} was not set" for variable in arguments.variables_text(other)]
-    return "; ".join(wrong)
+    )

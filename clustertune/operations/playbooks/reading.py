@@ -172,7 +172,6 @@ CALLS: Mapping[str, Callable[..., Any]] = {
 }
 #: the arguments that a playbook can give. None of them loses data or exceeds the limits
 ARGUMENTS: Mapping[str, Check] = {
-    "env": arguments.variables,
     "if_needed": arguments.flag,
     "memory_limit": arguments.nbytes,
     "n_workers": arguments.number,

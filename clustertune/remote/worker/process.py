@@ -1,9 +1,8 @@
 """Changes a worker's process: its memory, its size at the next start, and the process.
 
-A nanny starts its worker with threads, a memory limit and an environment. A change
-takes effect at the next start of the worker, and holds for every later start, also
-after a crash. A nanny can also start the next process while the former one keeps its
-keys.
+A nanny starts its worker with threads and a memory limit. A change takes effect at the
+next start of the worker, and holds for every later start, also after a crash. A nanny
+can also start the next process while the former one keeps its keys.
 """
 
 from __future__ import annotations
@@ -11,22 +10,18 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 from distributed.core import Status
 from distributed.nanny import Nanny, WorkerProcess
-from distributed.utils import get_mp_context
 
 from clustertune.remote.ending import within
 
 SECOND = "clustertune-second-process"  # its name among the plugins of a nanny
 KILL_TIMEOUT = 5.0  # seconds for a killed process to end, as in Dask
 NEW_PROCESS = 2**30  # bytes of a new process without data; it rarely needs so many
-#: beginnings of variables that glibc, its loader and Python read once, at their start
-READ_AT_START = ("MALLOC_", "GLIBC_", "LD_", "PYTHON")
 
 # --- size -----------------------------------------------------------------------------
 
@@ -35,26 +30,16 @@ def change(
     dask_worker: Any,
     nthreads: int | None = None,
     memory_limit: int | None = None,
-    env: Mapping[str, str | None] | None = None,
 ) -> None:
     """Have the nanny start the next process with all values that are not None.
 
-    ``dask_worker`` is the nanny, because distributed passes it under this name. A
-    variable whose value is None is removed. The nanny keeps the former values until
-    :func:`settle`. Its own memory limit stays until then: it would kill the current,
-    maybe larger process.
+    ``dask_worker`` is the nanny, because distributed passes it under this name. The
+    nanny keeps the former values until :func:`settle`. Its own memory limit stays until
+    then: it would kill the current, maybe larger process.
     """
     nanny, process = dask_worker, dask_worker.process
     if process is None:
         raise RuntimeError("the nanny has no worker process now")
-    method = get_mp_context().get_start_method()
-    fixed = [name for name in env or () if name.startswith(READ_AT_START)]
-    if fixed and method != "spawn":
-        raise RuntimeError(
-            f"it starts processes with {method!r}, so a new process does not read "
-            f"{', '.join(fixed)}. Set distributed.worker.multiprocessing-method to "
-            "'spawn' where the nannies are started"
-        )
     before: dict[str, Any] = {"kwargs": {}, "memory_limit": memory_limit}
     for name, value in (("nthreads", nthreads), ("memory_limit", memory_limit)):
         if value is not None:
@@ -62,12 +47,6 @@ def change(
             process.worker_kwargs[name] = value
     if nthreads is not None:
         nanny.nthreads = nthreads
-    if env is not None:
-        before["env"] = nanny.pre_spawn_env, nanny.env
-        # distributed copies them into the nanny's process, which may be a user's
-        before["outer"] = {name: os.environ.get(name) for name in env}
-        # new dictionaries, as other nannies may share the old ones
-        _start_with(nanny, _with(nanny.pre_spawn_env, env), _with(nanny.env, env))
     nanny.clustertune_before = before
 
 
@@ -83,25 +62,6 @@ def settle(dask_worker: Any, keep: bool) -> None:
     if not keep:
         nanny.process.worker_kwargs.update(before["kwargs"])
         nanny.nthreads = nanny.process.worker_kwargs["nthreads"]
-        if "env" in before:
-            _start_with(nanny, *before["env"])
-    for name, value in before.get("outer", {}).items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def _start_with(nanny: Any, pre_spawn: Mapping[str, str], env: Any) -> None:
-    nanny.pre_spawn_env = nanny.process.pre_spawn_env = pre_spawn
-    nanny.env = nanny.process.env = env
-
-
-def _with(
-    variables: Mapping[str, str], changes: Mapping[str, str | None]
-) -> dict[str, str]:
-    merged = {**variables, **changes}
-    return {name: value for name, value in merged.items() if value is not None}
 
 
 # --- replacement ----------------------------------------------------------------------
@@ -259,12 +219,11 @@ def least_memory(dask_worker: Any) -> int | None:
     return int(min(monitor.quantities["memory"]))
 
 
-def started_with(dask_worker: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The worker's threads, memory limit and variables."""
+def started_with(dask_worker: Any) -> dict[str, Any]:
+    """The worker's threads and memory limit."""
     return {
         "nthreads": dask_worker.state.nthreads,
         "memory_limit": dask_worker.memory_manager.memory_limit,
-        "env": {name: os.environ.get(name) for name in names},
     }
 
 

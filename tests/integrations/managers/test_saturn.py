@@ -122,7 +122,6 @@ def test_a_cluster(server: tuple[Saturn, str]) -> None:
     [
         (WorkerSize(nthreads=1), None),
         (WorkerSize(memory_limit=2**20), None),
-        (WorkerSize(env={"OMP_NUM_THREADS": "1"}), None),
         (WorkerSize(nthreads=4), "cluster.reset(n_workers=2, nthreads=4)"),
         (WorkerSize(memory_limit=2**40), 'cluster.reset(n_workers=2, worker_size="'),
     ],

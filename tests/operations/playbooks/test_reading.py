@@ -92,16 +92,6 @@ def test_shipped_playbooks(name: str) -> None:
     assert len(read.description) > 20
 
 
-def test_variables_that_run_code() -> None:
-    """Only variables of thread pools and allocators are allowed."""
-    text = with_step("{do: resize, with: {env: {OMP_NUM_THREADS: '2'}}}")
-    assert load(text, "p.yaml").steps[0].options["env"] == {"OMP_NUM_THREADS": "2"}
-    (line,) = wrong(text.replace("OMP_NUM_THREADS: '2'", "PYTHONSTARTUP: /tmp/x.py"))
-    assert "PYTHONSTARTUP is not a variable of thread pools" in line
-    assert "distributed.nanny.environ" in line
-    assert "*_NUM_THREADS, ARROW_DEFAULT_MEMORY_POOL" in line
-
-
 # --- bad playbooks --------------------------------------------------------------------
 
 
@@ -149,10 +139,7 @@ def test_all_mistakes_are_reported() -> None:
         ("{do: scale}", "steps[0].with: the key 'n_workers' is missing"),
         ("{do: scale, with: {n_workers: 0}}", "whole number of at least 1"),
         ("{do: resize, with: {memory_limit: 1e999GiB}}", "size of at least 1 MiB"),
-        ("{do: resize, with: {env: {A: 1}}}", "env={'A': 1} must be a mapping of"),
-        ("{do: resize, with: {env: A}}", "mapping of names to texts"),
-        ("{do: resize, with: {env: {BROWSER: x}}}", "BROWSER is not a variable of"),
-        ("{do: resize, with: {env: {OMP_PLACES: /x}}}", "may contain only ASCII"),
+        ("{do: resize, with: {env: {BROWSER: x}}}", "unknown key 'env'"),
         ("{do: load}", "unknown action 'load'"),
         ("{do: release, with: {prefixes: x}}", "unknown key 'prefixes'"),
         ("{do: release, with: {keep: X}}", "unknown key 'keep'"),
