@@ -82,7 +82,6 @@ def details(**overrides: Any) -> Details:
     """Build a worker's answer to a diagnosis, as in a ``LocalCluster``."""
     built = Details(
         thread_pools=(1,),
-        variables={"OMP_NUM_THREADS": "1"},
         disk="ext4",
         disk_total=100 * _GIB,
         disk_free=50 * _GIB,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from clustertune.core.model import (
     Details,
@@ -14,14 +14,12 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
     info,
-    unknown,
     warning,
 )
 from clustertune.core.wording import (
     are,
     names_text,
     plural,
-    printable,
     seconds_text,
     workers_text,
 )
@@ -29,6 +27,7 @@ from clustertune.planner import remedies
 from clustertune.planner.machines import (
     CpuLimit,
     HostCpus,
+    Workers,
     by_host,
     details_of,
     difference,
@@ -43,6 +42,7 @@ from clustertune.planner.remedies import Fix
 
 MILD_LOAD = 2.0  # threads per CPU of workers with one thread
 NATIVE_LOAD = 2.0  # native threads per CPU; all tasks seldom use their pools at once
+POOL_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def thread_count(
@@ -172,62 +172,60 @@ def thread_pools(view: View) -> Iterator[Finding]:
     Dask's nanny sets ``OMP_NUM_THREADS`` and similar variables to 1, so that one task
     per worker thread can run. With other values, or without a nanny, tasks times pool
     size can far exceed the CPUs; the check reports more than twice their number. It
-    reads the pools with threadpoolctl, if the workers have it. XGBoost and LightGBM
-    ignore the pools. scikit-learn and PyTorch use them: with a pool of 1 such a task
-    runs on one thread.
+    reads the pools with threadpoolctl, and skips hosts with a worker that does not have
+    it. XGBoost and LightGBM ignore the pools. scikit-learn and PyTorch use them: with a
+    pool of 1 such a task runs on one thread.
 
-    Remedy: Start workers with a nanny, or choose a pool size so that threads times pool
-    size is the number of CPUs: ``clustertune.resize_workers(client,
-    env={"OMP_NUM_THREADS": "2"})``.
+    Remedy: Choose a pool size so that threads times pool size is the number of CPUs.
+    Set ``OMP_NUM_THREADS``, ``OPENBLAS_NUM_THREADS`` and ``MKL_NUM_THREADS`` in the
+    environment in which the workers start. It overrides
+    ``distributed.nanny.pre-spawn-environ`` of Dask's configuration. Then start the
+    workers again: a nanny reads both at its own start only. A task can also set its
+    pools itself, for PyTorch with ``torch.set_num_threads``.
     """
-    known = {w.address: d for w, d in details_of(view)}
+    pools = {
+        w.address: _largest_pool(d)
+        for w, d in details_of(view)
+        if d.thread_pools is not None
+    }
     for workers in by_host(without_parking(view.now)).values():
-        if all(w.address in known for w in workers):
-            pools = [_largest_pool(known[w.address]) for w in workers]
+        if all(w.address in pools for w in workers):
             yield from _too_many_native(view, workers, pools)
     yield from _pool_below_worker(view)
-    yield from _unseen_pools(view)
 
 
 def _too_many_native(
-    view: View, workers: Sequence[WorkerSnapshot], pools: Sequence[int]
+    view: View, workers: Workers, pools: Mapping[str, int]
 ) -> Iterator[Finding]:
     """Report a host on which tasks times pools exceed the CPUs."""
-    cpus = host_cpus(tuple(workers))
+    cpus = host_cpus(workers)
     one_task = view.goal.workload.threads == "pools"
     tasks = [1 if one_task else w.nthreads for w in workers]
-    threads = sum(n * size for n, size in zip(tasks, pools, strict=True))
+    sizes = [pools[w.address] for w in workers]
+    threads = sum(n * size for n, size in zip(tasks, sizes, strict=True))
     # thread_count reports too many threads with pools of 1
     few = isinstance(cpus, Unknown) or threads <= NATIVE_LOAD * cpus.usable
-    if isinstance(cpus, Unknown) or few or max(pools) == 1:
+    if isinstance(cpus, Unknown) or few or max(sizes) == 1:
         return
     # workers in the client's process have the client's pools
     inside = any(w.address.startswith("inproc://") for w in workers)
     ignored = view.goal.workload.threads == "worker"
-    fix = _pools_of(view, workers, max(1, int(cpus.usable / sum(tasks))))
+    size = max(1, int(cpus.usable / sum(tasks)))
+    variables = " ".join(f"{name}={size}" for name in POOL_VARIABLES)
     yield Finding(
         severity=Severity.info if inside or ignored else Severity.warning,
         message=f"tasks on host {names_text([workers[0].host])} could run "
         f"{plural(threads, 'native thread')} at once ("
         f"{plural(sum(tasks), 'task')} with pools of up "
-        f"to {max(pools)}) on {plural(cpus.usable, 'CPU')}"
+        f"to {max(sizes)}) on {plural(cpus.usable, 'CPU')}"
         + (f"; {view.goal.workload.title} ignores these pools" * ignored),
         subject=tuple(w.id for w in workers),
-        evidence={"threads": threads, "cpus": cpus.usable, "pool_threads": max(pools)},
-        **fix._asdict(),
+        evidence={"threads": threads, "cpus": cpus.usable, "pool_threads": max(sizes)},
+        # a nanny reads both once, so a restart of its worker keeps the former values
+        remedy=f"Set `{variables}` in the environment in which these workers start, "
+        "which overrides `distributed.nanny.pre-spawn-environ` of Dask's "
+        "configuration, and start the workers again.",
     )
-
-
-def _pools_of(view: View, workers: Sequence[WorkerSnapshot], size: int) -> Fix:
-    """Code that gives the pools of these workers another size."""
-    if not all(w.nanny for w in workers):
-        code = f"with threadpool_limits({size}):"
-        return Fix(f"Run the code of a task inside `{code}` (from threadpoolctl).")
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    env = dict.fromkeys(names, str(size))
-    named = remedies.names(view, workers)
-    call = remedies.on_workers("resize_workers", named, env=env)
-    return remedies.sentence("Run ", call)
 
 
 def _pool_below_worker(view: View) -> Iterator[Finding]:
@@ -239,35 +237,19 @@ def _pool_below_worker(view: View) -> Iterator[Finding]:
     ]
     if view.goal.workload.threads == "pools" and idle:
         worker, pool = max(idle, key=lambda x: x[0].nthreads - x[1])
-        fix = _pools_of(view, [w for w, _ in idle], worker.nthreads)
         yield info(
             message=f"{view.goal.workload.title} trains in one task per worker, in its "
             f"native pool; on {workers_text([w.id for w, _ in idle])} the pool is "
             f"smaller than the worker ({pool} of {plural(worker.nthreads, 'thread')})",
             subject=tuple(w.id for w, _ in idle),
             evidence={"pool_threads": pool, "threads": worker.nthreads},
-            **fix._asdict(),
+            remedy="Set it in the training function, for PyTorch with "
+            f"`torch.set_num_threads({worker.nthreads})`.",
         )
 
 
 def _largest_pool(details: Details) -> int:
     return max(details.thread_pools or (1,))
-
-
-def _unseen_pools(view: View) -> Iterator[Finding]:
-    """Report workers without threadpoolctl, with their environment variables."""
-    blind = [(w, d) for w, d in details_of(view) if d.thread_pools is None]
-    if blind:
-        found = sorted({f"{k}={v}" for _, d in blind for k, v in d.variables.items()})
-        text = printable(", ".join(found), longest=200) or "nothing"
-        yield unknown(
-            message=f"thread pools of {workers_text([w.id for w, _ in blind])} are "
-            "unknown: threadpoolctl is not installed there; the environment sets "
-            f"{text}",
-            subject=tuple(w.id for w, _ in blind),
-            remedy="Run `import distributed; client.register_plugin("
-            'distributed.PipInstall(["threadpoolctl"]))`.',
-        )
 
 
 def several_workers_per_host(view: View) -> Iterator[Finding]:

@@ -75,7 +75,6 @@ class Details:
 
     #: threads of each native library's pool; None: threadpoolctl is not installed there
     thread_pools: tuple[int, ...] | None
-    variables: Mapping[str, str]  # environment variables that set numbers of threads
     disk: str  # kind of file system to which the worker spills
     disk_total: int  # bytes
     disk_free: int

@@ -98,7 +98,6 @@ def _details(answer: Mapping[str, Any], now: float) -> Details:
     left, pools = answer["lifetime"], answer["pools"]
     return Details(
         thread_pools=None if pools is None else tuple(pools),
-        variables=dict(answer["variables"]),
         disk=kind,
         disk_total=total,
         disk_free=free,

@@ -229,7 +229,6 @@ FAULTS = [
     ("spills to a network", "stock", details(disk="nfs4"), "spill_space", 1, "--local-directory"),
     ("disk full", "stock", details(disk_free=10**6), "spill_space", 2, "--local-directory"),
     ("pools", "stock", details(thread_pools=(64,)), "thread_pools", 2, "OMP_NUM_THREADS"),
-    ("pools unseen", "stock", details(thread_pools=None), "thread_pools", 0, "threadpool"),
     ("threads above CPUs", "stock", every(nthreads=64), "thread_count", 2, "nthreads="),
     ("paused", "stock", worker(status="paused"), "paused_workers", 3, "clustertune.trim_memory("),
     ("closing", "stock", worker(status="closing_gracefully"), "paused_workers", 2, "clustertune.scale(client, "),

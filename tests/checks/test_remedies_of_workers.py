@@ -29,7 +29,7 @@ import clustertune
 from clustertune import checks
 from clustertune.checks import memory, scheduler, threads
 from clustertune.cli import main
-from clustertune.core.model import Severity, View
+from clustertune.core.model import Finding, Severity, View
 from clustertune.remote.scheduler.state import PARKING_PREFIX
 from clustertune.remote.worker import park
 from tests.checks import test_remedies_of_data as of_data
@@ -114,21 +114,23 @@ def test_thread_count(local_cluster: Any, as_command: bool) -> None:
 
 @pytest.mark.skipif(os.cpu_count() < 2, reason="a pool of one thread is right then")
 def test_thread_pools(tmp_path: Path) -> None:
-    """Variables of the environment set the pools; new processes have smaller ones."""
+    """Workers that start with the printed variables have smaller pools."""
     n = os.cpu_count() * 5 // 4 + 1
-    with (
-        cluster(tmp_path, n, OPENBLAS_NUM_THREADS=str(os.cpu_count())) as file,
-        Client(scheduler_file=file) as client,
-    ):
-        client.wait_for_workers(n)
-        situation = Situation(client)
-        load = partial(client.run, np.dot, np.ones((9, 9)), np.ones((9, 9)))
-        load()
-        (finding,) = situation.found("thread_pools")
-        assert finding.evidence["pool_threads"] == os.cpu_count()
-        situation.apply("thread_pools")
-        load()
-        assert not situation.found("thread_pools")
+
+    def found(folder: str, **variables: str) -> list[Finding]:
+        (tmp_path / folder).mkdir()
+        with (
+            cluster(tmp_path / folder, n, **variables) as file,
+            Client(scheduler_file=file) as client,
+        ):
+            client.wait_for_workers(n)
+            client.run(np.dot, np.ones((9, 9)), np.ones((9, 9)))  # it loads the library
+            return Situation(client).found("thread_pools")
+
+    (finding,) = found("large", OPENBLAS_NUM_THREADS=str(os.cpu_count()))
+    assert finding.evidence["pool_threads"] == os.cpu_count()
+    words = code(finding.remedy)[0].split()
+    assert not found("small", **dict(word.split("=") for word in words))
 
 
 def test_heterogeneous_workers(local_cluster: Any) -> None:

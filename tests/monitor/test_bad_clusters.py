@@ -227,7 +227,6 @@ async def test_hostile_answers(
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     answers = {
         "pools": None,
-        "variables": {EVIL: EVIL},
         "disk": [EVIL, 2**40, 1],
         "lifetime": 60.0,
         "paused": None,

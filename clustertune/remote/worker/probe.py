@@ -26,13 +26,6 @@ from distributed.utils import offload
 ROOT = "/sys/fs/cgroup"
 MEMBERSHIP = "/proc/self/cgroup"
 BOOT = "/proc/sys/kernel/random/boot_id"
-VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 DIGEST_ROWS = 100  # of a partition in its digest
 SAMPLED_COLUMNS = 1000  # at least, of the digest of a row of more columns
 #: ends of variables that assign threads, CPUs or GPUs to a process
@@ -305,7 +298,6 @@ def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
     """Thread pools, disk, lifetime and packages; plain types."""
     return {
         "pools": pools(),
-        "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
         "disk": disk(dask_worker.local_directory),
         "lifetime": _left(dask_worker, psutil.Process()),
         "cancelled": _cancelled(dask_worker),
