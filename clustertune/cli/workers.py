@@ -7,7 +7,6 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from clustertune.cli.options import (
     Consent,
@@ -44,16 +43,6 @@ _wait = time_option(
     "--wait", default="1 minute", help="Wait at most so long for the running tasks of "
     "each worker."
 )  # fmt: skip
-_nthreads = click.option(
-    "--nthreads",
-    type=click.IntRange(1, arguments.LARGEST),
-    help="Set the threads of a worker.",
-)
-
-
-def _size(name: str, text: str) -> str:
-    arguments.nbytes(name, text)
-    return text
 
 
 # Each option has the name of an argument of the called function.
@@ -67,8 +56,9 @@ def _size(name: str, text: str) -> str:
 @with_options(
     format_option,
     worker_option,
-    _nthreads,
-    click.option("--memory-limit", metavar="SIZE", callback=checked(_size),
+    click.option("--nthreads", type=click.IntRange(1, arguments.LARGEST),
+        help="Set the threads of a worker."),
+    click.option("--memory-limit", metavar="SIZE", callback=checked(arguments.nbytes),
         help="Set the memory limit of a worker, like 4GiB."),
     _unavailable,
     _wait,
@@ -126,7 +116,8 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
     click.option("--drop-data", is_flag=True, help="Restart the workers at once, and "
         "lose their data and running tasks. The plan lists the data."),
     other_clients_option,
-    _wait,
+    time_option("--wait", help="Wait at most so long for the running tasks of each "
+        "worker. Default: 1 minute; with --end-tasks or --drop-data no time."),
     timeout_option("30 minutes"),
 )  # fmt: skip
 @with_consent
@@ -137,10 +128,6 @@ def restart(target: Target, form: str, consent: Consent, **options: Any) -> None
         refuse_options(("if_needed", "end_tasks"), text)
     else:
         refuse_options(("include_other_clients",), "{} needs --drop-data")
-    if options["drop_data"] or options["end_tasks"]:
-        source = click.get_current_context().get_parameter_source("wait")
-        if source is ParameterSource.DEFAULT:
-            del options["wait"]
     from clustertune.operations import workers
 
     change(target, workers.restart_workers, options, form, consent)

@@ -139,20 +139,6 @@ async def restart(
 
     ``packed`` are the packed keys of the aligned collections.
     """
-    result, back = await _restart(lease, args, packed, notify)
-    if not isinstance(args, Resize) or not back:
-        return result
-    await monitor.look(lease.client, [])  # approves the new process for code
-    other = await _differences(lease.client, back, args.size)
-    undone = "; ".join(filter(None, [result.not_done, other]))
-    details = f"{result.details}; {args.size}"
-    return replace(result, not_done=undone, details=details)
-
-
-async def _restart(
-    lease: Lease, args: WorkerEnd, packed: list[Any], notify: Notify
-) -> tuple[Result, str]:
-    """Return the result, and the address of a resized process."""
     identity = await monitor.identify(lease.client)
     ids = {a: monitor.worker_id(a, e) for a, e in identity["workers"].items()}
     limits = args.process_limits
@@ -182,14 +168,18 @@ async def _restart(
             attach_result(error, _restarted(args, ended[0], ids))
             await asyncio.shield(_update_manager(lease.client, args, ended[0]))
         raise
-    back = state["address"] if state["resized"] else ""
     result = _restarted(args, state, ids)
     try:  # ^C may come now, and the cluster object must not start another worker
         await asyncio.shield(_update_manager(lease.client, args, state))
     except BaseException as error:
         attach_result(error, result)
         raise
-    return result, back
+    if not (isinstance(args, Resize) and state["resized"] and state["address"]):
+        return result
+    workers = (await monitor.identify(lease.client))["workers"]
+    other = _differences(workers.get(state["address"]), args.size)
+    undone = "; ".join(filter(None, [result.not_done, other]))
+    return replace(result, not_done=undone, details=f"{result.details}; {args.size}")
 
 
 async def _update_manager(
@@ -362,24 +352,16 @@ def _resize_terms(args: WorkerEnd) -> dict[str, Any] | None:
     }
 
 
-async def _differences(client: Client, address: str, size: WorkerSize) -> str:
-    """Describe how a restarted worker differs from its requested size."""
-    answers = await ship.on_workers(
-        client,
-        process.started_with,
-        [address],
-        timeout=monitor.PATIENCE,
-    )
-    found = answers[address]
-    if isinstance(found, BaseException):
-        text = printable(repr(found), longest=200)
-        return f"the worker did not report its size: {text}"
-    wanted: Mapping[str, Any] = {
-        "threads": (size.nthreads, found["nthreads"]),
-        "memory limit": (size.memory_limit, found["memory_limit"]),
-    }
+def _differences(entry: Mapping[str, Any] | None, size: WorkerSize) -> str:
+    """Describe how a restarted worker differs from its requested size.
+
+    ``entry`` is its registration at the scheduler; None: it is gone.
+    """
+    if entry is None:
+        return "the resized worker left again"
+    wanted = {"nthreads": size.nthreads, "memory_limit": size.memory_limit}
     return "; ".join(
-        printable(f"{name} is {has!r}, not {want!r}", longest=200)
-        for name, (want, has) in wanted.items()
-        if want is not None and has != want
+        printable(f"{name} is {entry[name]!r}, not {want!r}", longest=200)
+        for name, want in wanted.items()
+        if want is not None and entry[name] != want
     )

@@ -219,14 +219,6 @@ def least_memory(dask_worker: Any) -> int | None:
     return int(min(monitor.quantities["memory"]))
 
 
-def started_with(dask_worker: Any) -> dict[str, Any]:
-    """The worker's threads and memory limit."""
-    return {
-        "nthreads": dask_worker.state.nthreads,
-        "memory_limit": dask_worker.memory_manager.memory_limit,
-    }
-
-
 async def trim(dask_worker: Any) -> list[Any]:
     """Return unneeded memory of a worker's process to its host.
 
