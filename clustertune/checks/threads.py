@@ -324,8 +324,9 @@ def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Fin
         ids = tuple(w.id for w in blocked)
         fix = Fix("Look at the CPUs and the memory of the host.")
         if worst.executing and worst.nthreads > 1:
-            fewer = remedies.resize(view, [w for w in blocked if w.nthreads > 1], 1)
-            fix = remedies.after("If the tasks hold Python's global lock: ", fewer)
+            several = [w for w in blocked if w.nthreads > 1]
+            before = "If the tasks hold Python's global lock: "
+            fix = remedies.resize(view, several, nthreads=1, before=before)
         yield warning(
             message=f"the event {'loop' if len(ids) == 1 else 'loops'} of "
             f"{workers_text(ids)} {are(ids)} blocked for up to "

@@ -21,13 +21,6 @@ from clustertune.planner.machines import by_host, host_memory
 #: variables that ``prepare`` takes by position
 POSITIONAL = ("X", "y", "*others")
 MAX_WORKERS = 20  # a call for more of them names none if it is for all
-#: the commands of public functions; other functions have none
-VERBS = {
-    "merge_workers": "merge",
-    "resize_workers": "resize",
-    "restart_workers": "restart",
-    "trim_memory": "trim",
-}
 
 
 class Fix(NamedTuple):
@@ -110,7 +103,8 @@ def on_workers(function: str, ids: Collection[str | int], **arguments: Literal) 
     words = [word for name, value in every.items() for word in _words(name, value)]
     # an escaped name would be another name
     shown = all(map(str.isprintable, words))
-    line = shlex.join(["clustertune", VERBS[function], *words])
+    verb = function.partition("_")[0]  # of merge_workers, trim_memory, ...
+    line = shlex.join(["clustertune", verb, *words])
     return Fix(python, line if shown else "")
 
 
@@ -173,11 +167,6 @@ def sentence(before: str, call: Fix, after: str = ".") -> Fix:
     return Fix(python, f"{before}`{line}{ADDRESS}{after}" if line else "")
 
 
-def after(text: str, fix: Fix) -> Fix:
-    """Return a fix that begins with a text."""
-    return Fix(f"{text}{fix.remedy}", fix.command and f"{text}{fix.command}")
-
-
 def cut(view: View, effect: str = "") -> str:
     """Return how to cut the data with ``prepare``."""
     call = prepare(view)
@@ -189,16 +178,20 @@ def resize(
     workers: Sequence[WorkerSnapshot],
     nthreads: int | None = None,
     memory_limit: float | None = None,
+    before: str = "",
 ) -> Fix:
-    """Return how to give these workers another size, which needs nannies."""
+    """Return how to give these workers another size, which needs nannies.
+
+    ``before`` is the text before the sentence.
+    """
     size: dict[str, Literal] = {} if nthreads is None else {"nthreads": nthreads}
     if memory_limit is not None:
         size["memory_limit"] = limit(memory_limit)
     if all(w.nanny for w in workers):
         call = on_workers("resize_workers", names(view, workers), **size)
-        return sentence("Run ", call)
+        return sentence(f"{before}Run ", call)
     options = (f"--{k.replace('_', '-')} {code(value)}" for k, value in size.items())
-    return Fix(f"Start these workers again with `{' '.join(options)}`.")
+    return Fix(f"{before}Start these workers again with `{' '.join(options)}`.")
 
 
 def restart(

@@ -40,14 +40,11 @@ def change(
     nanny, process = dask_worker, dask_worker.process
     if process is None:
         raise RuntimeError("the nanny has no worker process now")
-    before: dict[str, Any] = {"kwargs": {}, "memory_limit": memory_limit}
-    for name, value in (("nthreads", nthreads), ("memory_limit", memory_limit)):
-        if value is not None:
-            before["kwargs"][name] = process.worker_kwargs[name]
-            process.worker_kwargs[name] = value
-    if nthreads is not None:
-        nanny.nthreads = nthreads
-    nanny.clustertune_before = before
+    size = {"nthreads": nthreads, "memory_limit": memory_limit}
+    changes = {name: value for name, value in size.items() if value is not None}
+    nanny.clustertune_before = {name: process.worker_kwargs[name] for name in changes}
+    process.worker_kwargs.update(changes)
+    nanny.nthreads = process.worker_kwargs["nthreads"]
 
 
 def settle(dask_worker: Any, keep: bool) -> None:
@@ -57,11 +54,12 @@ def settle(dask_worker: Any, keep: bool) -> None:
     if before is None:  # the change has not arrived, or is settled already
         return
     del nanny.clustertune_before
-    if keep and before["memory_limit"] is not None:
-        nanny.memory_manager.memory_limit = before["memory_limit"]
+    given = nanny.process.worker_kwargs
     if not keep:
-        nanny.process.worker_kwargs.update(before["kwargs"])
-        nanny.nthreads = nanny.process.worker_kwargs["nthreads"]
+        given.update(before)
+        nanny.nthreads = given["nthreads"]
+    elif "memory_limit" in before:
+        nanny.memory_manager.memory_limit = given["memory_limit"]
 
 
 # --- replacement ----------------------------------------------------------------------
