@@ -7,19 +7,18 @@ It compares the values of every collection before and after ``prepare``.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from time import monotonic
 from typing import Any
 
 import dask.array as da
 import dask.dataframe as dd
-import numpy as np
 from distributed import default_client
 from values import Values, ValuesChangedError, compare, read
 
@@ -66,11 +65,7 @@ class Call:
 
 def _xgboost(arguments: Mapping[str, Any]) -> Rows:
     """Rows in the arguments of an XGBoost estimator."""
-
-    def of_set(name: str, number: int) -> Any:
-        every = arguments.get(name)
-        return None if every is None else every[number]
-
+    of_set = partial(_of_set, arguments)
     return Rows(
         X=arguments["X"],
         y=arguments["y"],
@@ -106,11 +101,7 @@ def _lightgbm(arguments: Mapping[str, Any]) -> Rows:
         X, y = arguments["eval_X"], arguments["eval_y"]
         alone = not isinstance(X, tuple)
         pairs += [(X, y)] if alone else list(zip(X, y))
-
-    def of_set(name: str, number: int) -> Any:
-        every = arguments.get(name)
-        return None if every is None else every[number]
-
+    of_set = partial(_of_set, arguments)
     return Rows(
         X=arguments["X"],
         y=arguments["y"],
@@ -134,6 +125,12 @@ def _lightgbm(arguments: Mapping[str, Any]) -> Rows:
 def _dask_ml(arguments: Mapping[str, Any]) -> Rows:
     """Rows in the arguments of a dask-ml estimator."""
     return Rows(X=arguments["X"], y=arguments.get("y"))
+
+
+def _of_set(arguments: Mapping[str, Any], name: str, number: int) -> Any:
+    """One of the collections that an argument has for all eval sets."""
+    every = arguments.get(name)
+    return None if every is None else every[number]
 
 
 def _given(arguments: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -242,7 +239,7 @@ class Adapter:
         """A fit that prepares its data."""
         signature = inspect.signature(original)
 
-        @functools.wraps(original)
+        @wraps(original)
         def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
             arguments = _bound(signature, model, args, kwargs)
             if self.inside.get() or not _is_dask(arguments["X"]):
@@ -283,7 +280,7 @@ class Adapter:
         """Prepare the data of a matrix that ``xgboost.dask.train`` gets."""
         from xgboost.dask import DaskQuantileDMatrix
 
-        @functools.wraps(original)
+        @wraps(original)
         async def map_local_data(matrix: Any, **arguments: Any) -> Any:
             labels = ("label", "label_lower_bound", "label_upper_bound")
             is_to_predict = not _given(arguments, *labels)
@@ -322,9 +319,7 @@ class Adapter:
         call = Call(fit=name, labels=tuple(rows.named()))
         self.calls.append(call)
         before = {n: await read(client, c) for n, c in rows.named().items()}
-        eval_sets = [
-            (one.X, one.y, await _companions(client, one)) for one in rows.eval_sets
-        ]
+        eval_sets = [(one.X, one.y, _companions(one)) for one in rows.eval_sets]
         start = monotonic()
         try:
             result = await clustertune.prepare(
@@ -332,7 +327,7 @@ class Adapter:
                 rows.X,
                 rows.y,
                 *rows.others,
-                **await _companions(client, rows),
+                **_companions(rows),
                 eval_set=eval_sets or None,
                 timeout=TIMEOUT,
                 progress=False,
@@ -358,21 +353,9 @@ class Adapter:
             raise
 
 
-async def _companions(client: Any, rows: Rows) -> dict[str, Any]:
+def _companions(rows: Rows) -> dict[str, Any]:
     """Companions of X as ``prepare`` takes them."""
-    if rows.group is None:
-        return rows.companions
-    if "group" in inspect.signature(clustertune.prepare).parameters:
-        return rows.companions | {"group": rows.group}
-    sizes = [
-        np.asarray(part)
-        for part in await client.gather(
-            client.compute(list(rows.group.to_delayed())), asynchronous=True
-        )
-    ]
-    numbers = np.repeat(np.arange(sum(map(len, sizes))), np.concatenate(sizes))
-    chunks = tuple(int(part.sum()) for part in sizes)
-    return rows.companions | {"qid": da.from_array(numbers, chunks=(chunks,))}
+    return rows.companions | _present(group=rows.group)
 
 
 def _bound(

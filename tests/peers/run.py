@@ -10,14 +10,12 @@ import argparse
 import json
 import multiprocessing
 import re
-import subprocess
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -88,30 +86,18 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class Results:
-    """Outcomes of tests in a file; the last one of a test counts.
-
-    Those with ``prepare`` count only if they are of the commit of the last line.
-    """
+    """Outcomes of tests in a file; the last one of a test counts."""
 
     def __init__(self, folder: Path, library: str, mode: str) -> None:
         self.file = folder / f"{library}-{mode}.jsonl"
-        self.commit = present_commit() if mode == "prepared" else ""
 
     def add(self, **entry: Any) -> None:
         with self.file.open("a") as file:
-            file.write(json.dumps({**entry, "commit": self.commit}) + "\n")
+            file.write(json.dumps(entry) + "\n")
 
     def read(self) -> dict[str, dict[str, Any]]:
         lines = self.file.read_text().splitlines() if self.file.exists() else []
-        entries = [{"commit": "", **json.loads(line)} for line in lines]
-        return {e["test"]: e for e in entries if e["commit"] == entries[-1]["commit"]}
-
-
-@cache
-def present_commit() -> str:
-    """Return the commit of this repository, and whether files differ from it."""
-    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return {e["test"]: e for e in map(json.loads, lines)}
 
 
 # --- the plugin -----------------------------------------------------------------------

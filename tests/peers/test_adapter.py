@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -17,6 +14,7 @@ import pandas as pd
 import pytest
 from distributed import wait
 
+from clustertune.errors import AlignmentError
 from tests.processes import workers_of
 
 HERE = Path(__file__).parent
@@ -46,39 +44,15 @@ def fit_xgboost_matrix(X: Any, y: Any, w: Any) -> Any:
     return dxgb.predict(None, booster, X).compute()
 
 
-def fit_lightgbm(X: Any, y: Any, w: Any) -> Any:
-    from lightgbm import DaskLGBMRegressor
-
-    model = DaskLGBMRegressor(n_estimators=5, verbose=-1)
-    return model.fit(X, y, sample_weight=w).predict(X).compute()
-
-
-def fit_kmeans(X: Any, y: Any, w: Any) -> Any:
-    from dask_ml.cluster import KMeans
-
-    model = KMeans(n_clusters=2, init=np.array([[0.0] * 4, [30.0] * 4]))
-    return model.fit(X).predict(X).compute()
-
-
 FITS = (
-    (
-        "xgboost",
-        fit_xgboost,
-        ("X", "y", "sample_weight", "eval_set[0].X", "eval_set[0].y"),
-    ),
-    ("xgboost", fit_xgboost_matrix, ("X", "y", "sample_weight")),
-    ("lightgbm", fit_lightgbm, ("X", "y", "sample_weight")),
-    ("dask-ml", fit_kmeans, ("X",)),
+    (fit_xgboost, ("X", "y", "sample_weight", "eval_set[0].X", "eval_set[0].y")),
+    (fit_xgboost_matrix, ("X", "y", "sample_weight")),
 )
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
 def test_a_prepared_fit_gives_the_same_model(local_cluster: Any, module: Any) -> None:
-    """All rows are on one of two workers; prepare moves half of them.
-
-    A model of LightGBM depends on the number of workers that have rows.
-    """
+    """All rows are on one of two workers; prepare moves half of them."""
     _, client = local_cluster(2)
     rng = np.random.default_rng(5)
     # few distinct values, so that bins do not depend on the worker that computes them
@@ -98,10 +72,10 @@ def test_a_prepared_fit_gives_the_same_model(local_cluster: Any, module: Any) ->
         wait(data)
         return data
 
-    for library, fit, labels in FITS:
-        alone = None if library == "lightgbm" else fit(*on_first())
+    for fit, labels in FITS:
+        alone = fit(*on_first())
         data = on_first()
-        adapter = module("adapter").Adapter(library)
+        adapter = module("adapter").Adapter("xgboost")
         with adapter.installed():
             prepared = fit(*data)
         (call,) = adapter.calls
@@ -110,8 +84,7 @@ def test_a_prepared_fit_gives_the_same_model(local_cluster: Any, module: Any) ->
         plain = fit(*data)  # the same partitions, now even on both workers
         assert len(adapter.calls) == 1  # outside of the block nothing is prepared
         np.testing.assert_allclose(prepared, plain, rtol=1e-5)
-        if alone is not None:
-            np.testing.assert_allclose(prepared, alone, rtol=1e-5)
+        np.testing.assert_allclose(prepared, alone, rtol=1e-5)
 
 
 def frame(**columns: Any) -> pd.DataFrame:
@@ -190,117 +163,93 @@ def test_reading_advances_no_random_generator(module: Any) -> None:
     assert np.array_equal(first[:3], first[3:])  # each task has its own copy
 
 
-STAND_IN = """
-import warnings
-
-import dask.array as da
-import numpy as np
-import pytest
-from distributed import Client, LocalCluster
-from lightgbm import DaskLGBMClassifier
-
-@pytest.fixture(scope="module")
-def client():
-    options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(2, **options) as cluster, Client(cluster) as client:
-        yield client
-
-def fit(ones):
-    X = da.random.default_rng(1).random((400, 3), chunks=(200, 3))
-    y = da.from_array((np.arange(400) < ones).astype(int), chunks=200)
-    assert DaskLGBMClassifier(n_estimators=1, verbose=-1).fit(X, y).fitted_
-
-def test_passes(client):
-    fit(300)
-
-def test_fails_as_it_is(client):
-    assert not client
-
-def test_is_refused(client):
-    fit(1)
-
-def test_is_refused_otherwise(client):
-    fit(1)
-
-def test_is_refused_unexpectedly(client):
-    fit(1)
-
-def test_passes_unexpectedly(client):
-    fit(300)
-
-@pytest.mark.parametrize("sizes", [[0]])
-def test_with_other_arguments(client, sizes):
-    if sizes == [0]:
-        with pytest.warns(UserWarning, match="one worker trains"):
-            warnings.warn("one worker trains")
-    else:
-        assert sizes == [0.5]
-        fit(300)
-"""
-
 ENTRIES = """
 lightgbm:
-- &entry
-  test: test_stand_in.py::test_is_refused
+- test: test_a.py::test_refused[*]
   kind: refusal
   error: AlignmentError
   match: too few for 2 workers
   reason: one class has one row
-- {<<: *entry, test: "test_*::test_is_refused_other*", match: another text}
-- {<<: *entry, test: "test_stand_in.py::test_passes_unexpectedly"}
-- test: test_stand_in.py::test_with_other_arguments[*]
+- test: test_a.py::test_sizes[*]
   kind: other arguments
   arguments: {sizes: [0.5]}
   reason: the test checks nothing but a warning
 """
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # two runs of pytest, with a cluster each
-def test_only_expected_differences_pass(tmp_path: Path, module: Any) -> None:
-    """An error without an entry, another error and an entry too many fail the run."""
-    (tmp_path / "test_stand_in.py").write_text(STAND_IN)
+@pytest.fixture
+def peers(tmp_path: Path, module: Any) -> Any:
+    """The plugin of a run with prepare, after one test has passed as it is."""
+    run = module("run")
+    plain = run.Results(tmp_path, "lightgbm", "plain")
+    plain.add(test="test_a.py::test_refused[1]", outcome="passed", fits=[])
+    plain.add(test="test_a.py::test_fails", outcome="failed", fits=[])
     (tmp_path / "expected.yaml").write_text(ENTRIES)
+    return run.Peers("lightgbm", tmp_path, tmp_path / "expected.yaml")
 
-    def run(mode: str, *more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, HERE / "run.py", mode, "--results", tmp_path, *more]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    tests = (
-        "--library",
-        "lightgbm",
-        "--expected",
-        tmp_path / "expected.yaml",
-        tmp_path / "test_stand_in.py",
+REFUSED, SIZES = "test_refused[1]", "test_sizes[0]"
+FEW = AlignmentError("class 1 has too few for 2 workers")
+
+
+@pytest.mark.parametrize(
+    ("test", "error", "changed", "outcome"),
+    [
+        ("test_other", None, "", "passed"),
+        ("test_other", FEW, "", "failed"),
+        ("test_other", None, "ValuesChangedError: y", "failed"),
+        (REFUSED, FEW, "", "expected refusal"),
+        (REFUSED, AlignmentError("another text"), "", "failed"),
+        (REFUSED, None, "", "failed"),
+        (SIZES, None, "", "passed"),
+    ],
+)
+def test_only_expected_differences_pass(
+    test: str, error: Any, changed: str, outcome: str, peers: Any, module: Any
+) -> None:
+    """Changed values, another error and an entry too many fail a test."""
+    call = module("adapter").Call(fit="fit", error=changed)
+    peers.adapter.calls.append(call)
+    report = pytest.TestReport(
+        nodeid=test,
+        location=("test_a.py", 0, test),
+        keywords={},
+        outcome="failed" if error else "passed",
+        longrepr=None,
+        when="call",
     )
-    plain = run("plain", *tests)
-    assert "1 failed, 6 passed" in plain.stdout, plain.stdout
-    prepared = run("prepared", *tests, "--", "-ra")
-    assert "3 failed, 2 passed, 1 skipped, 1 xfailed" in prepared.stdout, (
-        prepared.stdout
+    peers._judge(report, f"test_a.py::{test}", error)
+    assert module("run")._outcome(report) == outcome
+    if (test, error) == (REFUSED, None):
+        assert "remove its entry" in report.longrepr
+
+
+def test_tests_are_skipped_or_get_other_arguments(peers: Any) -> None:
+    """A test that fails without prepare is skipped."""
+    marks: dict[str, list[str]] = {REFUSED: [], "test_fails": []}
+    items = [
+        SimpleNamespace(
+            nodeid=f"folder/test_a.py::{name}",
+            add_marker=lambda mark, found=found, **_: found.append(mark.name),
+        )
+        for name, found in marks.items()
+    ]
+    config = SimpleNamespace(getoption=lambda _: None, getini=lambda _: "240")
+    peers.pytest_collection_modifyitems(config, items)
+    assert marks == {REFUSED: ["timeout"], "test_fails": ["timeout", "skip"]}
+    item = SimpleNamespace(
+        nodeid=f"folder/test_a.py::{SIZES}", funcargs={"sizes": [0], "client": 1}
     )
-    lines = (tmp_path / "lightgbm-prepared.jsonl").read_text().splitlines()
-    found = {e["test"].partition("::test_")[2]: e for e in map(json.loads, lines)}
-    assert {name: e["outcome"] for name, e in found.items()} == {
-        "passes": "passed",
-        "fails_as_it_is": "skipped",
-        "is_refused": "expected refusal",
-        "is_refused_otherwise": "failed",
-        "is_refused_unexpectedly": "failed",
-        "passes_unexpectedly": "failed",
-        "with_other_arguments[sizes0]": "passed",
-    }
-    assert "AlignmentError" in found["is_refused"]["error"]
-    for name in ("passes", "with_other_arguments[sizes0]"):
-        assert found[name]["fits"][0]["error"] == ""
-    assert "remove its entry" in prepared.stdout
-    other = {**found["is_refused"], "test": "of another commit", "commit": "other"}
-    file = tmp_path / "lightgbm-prepared.jsonl"
-    file.write_text("\n".join([json.dumps(other), *lines]))
-    read = module("run").Results(tmp_path, "lightgbm", "prepared").read()
-    assert len(read) == 7
+    peers.pytest_pyfunc_call(item)
+    assert item.funcargs == {"sizes": [0.5], "client": 1}
+
+
+def test_table(tmp_path: Path, peers: Any, module: Any) -> None:
+    """Of a test that was run again, the last outcome counts."""
+    for outcome in ("failed", "expected refusal"):
+        peers.results.add(test=f"test_a.py::{REFUSED}", outcome=outcome, fits=[1])
     table = module("run").table(tmp_path)
-    assert "| lightgbm | 7 | 6 | 2 (2 with a prepared fit) | 1 | 3 |" in table
+    assert "| lightgbm | 2 | 1 | 0 (0 with a prepared fit) | 1 | 0 |" in table
 
 
 def test_every_expected_difference_names_a_fix_or_a_reason(module: Any) -> None:
