@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import signal
 import sys
@@ -14,21 +13,12 @@ import dask
 import hypothesis
 import pytest
 from distributed import Client, LocalCluster, core
-from distributed.utils import get_mp_context
 
 # distributed's tests put back the configuration that was there when they were loaded
 import clustertune.core.settings  # noqa: F401
-from tests.processes import IN_PROCESS, LOCAL
+from tests.processes import IN_PROCESS, LOCAL, METHOD, fork_workers
 
-METHOD = "distributed.worker.multiprocessing-method"
-
-# Workers are forked from a process that has imported what they need: that takes a
-# tenth of the time. `dask worker` commands spawn workers, as they do for users.
-if "forkserver" in multiprocessing.get_all_start_methods():
-    dask.config.set({METHOD: "forkserver"})
-    get_mp_context().set_forkserver_preload(
-        ["distributed", "dask.array", "dask.dataframe"]
-    )
+fork_workers()
 
 # calls of tests are not added to the history of the user
 os.environ["DASK_CLUSTERTUNE__HISTORY__ENABLED"] = "False"

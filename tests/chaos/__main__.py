@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,9 +11,9 @@ from typing import Any
 
 import click
 import dask
-from distributed.utils import get_mp_context
 
 from tests.chaos.rounds import Log, play_all, seeds
+from tests.processes import fork_workers
 
 
 def _rounds(function: Callable[..., None]) -> Callable[..., None]:
@@ -46,7 +44,8 @@ def _rounds(function: Callable[..., None]) -> Callable[..., None]:
         if seed is None:
             which = seeds(log, first=first, rounds=rounds, minutes=minutes)
         function(log, which, **more)
-        _finish(log)
+        click.echo(str(log))
+        sys.exit(1 if log.broken else 0)
 
     for option in reversed(options):
         command = option(command)
@@ -62,16 +61,6 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _finish(log: Log) -> None:
-    """Print the summary, and exit with code 1 if a round is broken."""
-    click.echo(str(log))
-    if log.path is not None:
-        path = log.path.with_suffix(".summary.json")
-        path.write_text(json.dumps(log.summary(), indent=1) + "\n")
-        click.echo(f"\nas JSON: {path}")
-    sys.exit(1 if log.broken else 0)
-
-
 def _printing(play: Callable[[int], Any]) -> Callable[[int], Any]:
     def play_and_print(seed: int) -> Any:
         one = play(seed)
@@ -79,14 +68,6 @@ def _printing(play: Callable[[int], Any]) -> Callable[[int], Any]:
         return one
 
     return play_and_print
-
-
-def _fork_workers() -> None:
-    """Start workers from a fork server, which takes a tenth of the time."""
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-        preload = ["distributed", "dask.array", "dask.dataframe"]
-        get_mp_context().set_forkserver_preload(preload)
 
 
 @main.command()
@@ -102,7 +83,7 @@ def simulated(log: Log, which: Iterable[int]) -> None:
 @_rounds
 def live(log: Log, which: Iterable[int]) -> None:
     """Inject faults into real clusters."""
-    _fork_workers()
+    fork_workers()
     from tests.chaos.live import ClusterPool, draw, play
 
     with ClusterPool() as pool:
@@ -113,7 +94,7 @@ def live(log: Log, which: Iterable[int]) -> None:
 @_rounds
 def low_memory(log: Log, which: Iterable[int]) -> None:
     """Restart real workers that are full, paused, or have spilled keys."""
-    _fork_workers()
+    fork_workers()
     from tests.chaos.live import ClusterPool, play
     from tests.chaos.low_memory import FilledWorkers, draw
 
@@ -125,26 +106,22 @@ def low_memory(log: Log, which: Iterable[int]) -> None:
 
 @main.command()
 @_rounds
-@click.option("--library", "libraries", multiple=True, default=("xgboost",))
-def fits(log: Log, which: Iterable[int], libraries: tuple[str, ...]) -> None:
+def fits(log: Log, which: Iterable[int]) -> None:
     """Kill, freeze and retire workers of real fits."""
-    _fork_workers()
+    fork_workers()
     from tests.chaos.fits import draw, play
 
-    play_all(_printing(lambda n: play(draw(n, libraries))), log, which)
+    play_all(_printing(lambda n: play(draw(n))), log, which)
 
 
 @main.command()
 @_rounds
-@click.option("--call", "calls", multiple=True, help="Play only these calls.")
-def hosts(log: Log, which: Iterable[int], calls: tuple[str, ...]) -> None:
+def hosts(log: Log, which: Iterable[int]) -> None:
     """Inject faults of hosts and links, as root on Linux."""
-    from tests.chaos.hosts import CALLS, draw, opened
+    from tests.chaos.hosts import draw, opened
 
     with opened() as player:
-        play_all(
-            _printing(lambda n: player.play(draw(n, calls or [*CALLS]))), log, which
-        )
+        play_all(_printing(lambda n: player.play(draw(n))), log, which)
 
 
 @main.command()
@@ -155,7 +132,7 @@ def stress(log: Log, which: Iterable[int], tests: tuple[str, ...]) -> None:
 
     TESTS are files or tests of Dask. Without them, each round draws 200.
     """
-    _fork_workers()
+    fork_workers()
     from tests.chaos.stress import play
 
     play_all(_printing(lambda n: play(n, tests)), log, which)
@@ -165,7 +142,7 @@ def stress(log: Log, which: Iterable[int], tests: tuple[str, ...]) -> None:
 @click.option("--rounds", default=50, show_default=True)
 def soak(rounds: int) -> None:
     """Repeat training, a memory leak and a restart."""
-    _fork_workers()
+    fork_workers()
     from tests.chaos.soak import soak
 
     _, problems = soak(rounds, click.echo)

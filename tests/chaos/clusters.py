@@ -7,7 +7,6 @@ nannies are replaced.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,12 +18,16 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.core import Status
 
-from tests.processes import process, until
+from tests.processes import process, scheduler, worker_command
 
 LIMIT = "700 MiB"
 LOST_WORKER_TIMEOUT = "distributed.deploy.lost-worker-timeout"
 NANNY_RUNS = (Status.running, Status.init, Status.starting)
-ROOT = str(Path(__file__).parents[2])
+#: of processes that are started by commands
+ENVIRONMENT = {
+    "PYTHONPATH": str(Path(__file__).parents[2]),
+    "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "spawn",
+}
 
 
 def becomes_true(condition: Callable[[], Any], seconds: float = 30) -> bool:
@@ -47,8 +50,6 @@ class LocalWorkers:
     watch : Client
         The client that injects faults and inspects the cluster.
     """
-
-    kind = "local"
 
     def __init__(self, n_workers: int):
         self.n_workers = n_workers
@@ -110,36 +111,16 @@ class LocalWorkers:
 class ProcessWorkers(LocalWorkers):
     """A cluster whose scheduler and nannies are processes of their own."""
 
-    kind = "outside"
-
     def open(self) -> Client:
         self.folder = Path(self.stack.enter_context(TemporaryDirectory()))
-        self.file = self.folder / "scheduler.json"
-        self.begun: list[Any] = []
-        self._start(
-            *("scheduler", "--host", "127.0.0.1", "--port", "0"),
-            *("--dashboard-address", "127.0.0.1:0"),
-            *("--scheduler-file", str(self.file)),
-        )
-        until(self.file.exists)
+        self.file = self.stack.enter_context(scheduler(self.folder, **ENVIRONMENT))
         self.workers = [self._worker(i) for i in range(self.n_workers)]
-        return self.stack.enter_context(Client(scheduler_file=str(self.file)))
-
-    def _start(self, *words: str) -> Any:
-        environment = {
-            "PYTHONPATH": ROOT,
-            "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "spawn",
-        }
-        begun = process(sys.executable, "-m", "dask", *words, **environment)
-        return self.stack.enter_context(begun)
+        return self.stack.enter_context(Client(scheduler_file=self.file))
 
     def _worker(self, number: int) -> Any:
-        return self._start(
-            *("worker", "--scheduler-file", str(self.file), "--nworkers", "1"),
-            *("--nthreads", "1", "--memory-limit", LIMIT, "--host", "127.0.0.1"),
-            *("--no-dashboard", "--local-directory", str(self.folder)),
-            *("--name", f"worker-{number}"),
-        )
+        options = ("--memory-limit", LIMIT, "--name", f"worker-{number}")
+        command = worker_command(self.file, self.folder, *options)
+        return self.stack.enter_context(process(*command, **ENVIRONMENT))
 
     def pids(self) -> dict[str, int]:
         return dict(self.watch.run(os.getpid, on_error="ignore"))

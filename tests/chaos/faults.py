@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from time import sleep
+from typing import Any, NamedTuple
 
 from distributed import Client
 
@@ -42,6 +43,14 @@ def draw(rng: Random, kinds: tuple[str, ...], *, reports_progress: bool) -> Faul
         target=rng.randrange(64),
         seconds=rng.choice((0.3, 1.0, 2.0)),
     )
+
+
+class Target(NamedTuple):
+    """The worker of a fault, and the duration of the fault."""
+
+    seconds: float
+    address: str
+    pid: int
 
 
 class FaultInjector(threading.Thread):
@@ -93,11 +102,21 @@ class FaultInjector(threading.Thread):
             self._changed.wait_for(lambda: self._over, timeout=fault.delay)
             phase = self.phase
         try:
-            if FAULTS[fault.kind](self, fault):
+            if self._inject(fault):
                 self.injected.append((fault.kind, phase))
         # the round reports it
         except Exception as error:
             self.trouble = f"{fault.kind}: {error!r}"
+
+    def _inject(self, fault: Fault) -> bool:
+        """Inject a fault; whether that was possible."""
+        if fault.kind in ELSEWHERE:
+            return ELSEWHERE[fault.kind](self, fault)
+        workers = sorted(self.cluster.pids().items())
+        if not workers:
+            return False
+        address, pid = workers[fault.target % len(workers)]
+        return ON_WORKER[fault.kind](self, Target(fault.seconds, address, pid))
 
     def wait(self, seconds: float) -> None:
         """Wait until the fault is to be reverted."""
@@ -114,14 +133,8 @@ def phase_of(text: str) -> str:
 # --- workers --------------------------------------------------------------------------
 
 
-def _target(injector: FaultInjector, fault: Fault) -> tuple[str, int] | None:
-    found = sorted(injector.cluster.pids().items())
-    return found[fault.target % len(found)] if found else None
-
-
-def _kill(injector: FaultInjector, fault: Fault) -> bool:
-    one = _target(injector, fault)
-    return one is not None and _signal(one[1], signal.SIGKILL)
+def _kill(injector: FaultInjector, one: Target) -> bool:
+    return _signal(one.pid, signal.SIGKILL)
 
 
 def _signal(pid: int, number: int) -> bool:
@@ -131,18 +144,17 @@ def _signal(pid: int, number: int) -> bool:
     return False
 
 
-def _freeze(injector: FaultInjector, fault: Fault) -> bool:
-    one = _target(injector, fault)
-    if one is None or not _signal(one[1], signal.SIGSTOP):
+def _freeze(injector: FaultInjector, one: Target) -> bool:
+    if not _signal(one.pid, signal.SIGSTOP):
         return False
     try:
-        injector.wait(fault.seconds)
+        injector.wait(one.seconds)
     finally:
-        _signal(one[1], signal.SIGCONT)
+        _signal(one.pid, signal.SIGCONT)
     return True
 
 
-def _pause(injector: FaultInjector, fault: Fault) -> bool:
+def _pause(injector: FaultInjector, one: Target) -> bool:
     """Lower the pause threshold of a worker for a while."""
 
     def below(fraction: Any, dask_worker: Any) -> Any:
@@ -150,7 +162,7 @@ def _pause(injector: FaultInjector, fault: Fault) -> bool:
         before, manager.memory_pause_fraction = manager.memory_pause_fraction, fraction
         return before
 
-    return _for_a_while(injector, fault, below, 1e-9)
+    return _for_a_while(injector, one, below, 1e-9)
 
 
 def leak(fraction: float, dask_worker: Any) -> None:
@@ -162,16 +174,20 @@ def leak(fraction: float, dask_worker: Any) -> None:
     vars(builtins).setdefault("leaked", []).append(b"x" * max(0, nbytes))
 
 
-def _fill_memory(injector: FaultInjector, fault: Fault) -> bool:
+def _fill_memory(injector: FaultInjector, one: Target) -> bool:
     """Fill a worker to 90 %, below the fraction at which its nanny kills it."""
-    one = _target(injector, fault)
-    if one is None:
-        return False
-    found = injector.cluster.watch.run(leak, 0.9, workers=[one[0]], on_error="return")
-    return found.get(one[0], True) is None
+    return _run(injector, one, leak, 0.9) is None
 
 
-def _slow_transfers(injector: FaultInjector, fault: Fault) -> bool:
+def _run(injector: FaultInjector, one: Target, function: Any, value: Any) -> Any:
+    """Run a function in a worker; return its result or error, True without any."""
+    found = injector.cluster.watch.run(
+        function, value, workers=[one.address], on_error="return"
+    )
+    return found.get(one.address, True)
+
+
+def _slow_transfers(injector: FaultInjector, one: Target) -> bool:
     """Delay the answers of a worker to other workers."""
 
     def slow(by: Any, dask_worker: Any) -> None:
@@ -190,41 +206,34 @@ def _slow_transfers(injector: FaultInjector, fault: Fault) -> bool:
         now = dask_worker.handlers["get_data"]
         dask_worker.handlers["get_data"] = getattr(now, "before", now)
 
-    return _for_a_while(injector, fault, slow, 0.2, back)
+    return _for_a_while(injector, one, slow, 0.2, back)
 
 
 def _for_a_while(
-    injector: FaultInjector, fault: Fault, change: Any, value: Any, back: Any = None
+    injector: FaultInjector, one: Target, change: Any, value: Any, back: Any = None
 ) -> bool:
     """Change a worker, and revert the change later."""
-    one = _target(injector, fault)
-    if one is None:
-        return False
-    watch, address = injector.cluster.watch, one[0]
-
-    def ask(function: Any, given: Any) -> Any:
-        found = watch.run(function, given, workers=[address], on_error="return")
-        return found.get(address)
-
-    before = ask(change, value)
+    before = _run(injector, one, change, value)
     if isinstance(before, BaseException):
         return False
-    injector.wait(fault.seconds)
-    ask(back or change, before)
+    injector.wait(one.seconds)
+    _run(injector, one, back or change, before)
     return True
 
 
-def _block(injector: FaultInjector, fault: Fault) -> bool:
+def _block(injector: FaultInjector, one: Target) -> bool:
     """Block the event loop of a worker."""
-    from time import sleep
+    return _run(injector, one, sleep, one.seconds) is None
 
-    one = _target(injector, fault)
-    if one is None:
+
+def _retire(injector: FaultInjector, one: Target) -> bool:
+    """Retire a worker with Dask."""
+    if len(injector.cluster.pids()) < 2:
         return False
-    found = injector.cluster.watch.run(
-        sleep, fault.seconds, workers=[one[0]], on_error="return"
-    )
-    return found[one[0]] is None
+    return bool(injector.cluster.watch.retire_workers([one.address]))
+
+
+# --- nannies, clients, the cluster ----------------------------------------------------
 
 
 def _use_cpu(injector: FaultInjector, fault: Fault) -> bool:
@@ -235,9 +244,6 @@ def _use_cpu(injector: FaultInjector, fault: Fault) -> bool:
         finally:
             busy.kill()
     return True
-
-
-# --- nannies, clients, the cluster ----------------------------------------------------
 
 
 def _kill_nanny(injector: FaultInjector, fault: Fault) -> bool:
@@ -255,18 +261,8 @@ def _interrupt(injector: FaultInjector, fault: Fault) -> bool:
 
 def _add_worker(injector: FaultInjector, fault: Fault) -> bool:
     cluster = injector.cluster
-    if cluster.kind != "local":
-        return False
     cluster.cluster.scale(len(cluster.cluster.worker_spec) + 1)
     return True
-
-
-def _retire(injector: FaultInjector, fault: Fault) -> bool:
-    """Retire a worker with Dask."""
-    one = _target(injector, fault)
-    if one is None or len(injector.cluster.pids()) < 2:
-        return False
-    return bool(injector.cluster.watch.retire_workers([one[0]]))
 
 
 def _other_client(injector: FaultInjector, fault: Fault) -> bool:
@@ -277,17 +273,20 @@ def _other_client(injector: FaultInjector, fault: Fault) -> bool:
     return True
 
 
-FAULTS: Mapping[str, Callable[[FaultInjector, Fault], bool]] = {
+ON_WORKER: Mapping[str, Callable[[FaultInjector, Target], bool]] = {
     "kill worker": _kill,
     "freeze worker": _freeze,
     "pause worker": _pause,
     "fill memory": _fill_memory,
     "slow transfers": _slow_transfers,
     "block worker": _block,
+    "retire worker": _retire,
+}
+ELSEWHERE: Mapping[str, Callable[[FaultInjector, Fault], bool]] = {
     "busy CPU": _use_cpu,
     "kill nanny": _kill_nanny,
     "interrupt": _interrupt,
     "add worker": _add_worker,
-    "retire worker": _retire,
     "other client": _other_client,
 }
+FAULTS = (*ON_WORKER, *ELSEWHERE)

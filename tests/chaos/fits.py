@@ -34,6 +34,7 @@ FREE = 30.0  # seconds until workers are free after a fit
 FROZEN = {"freeze": 10.0, "freeze long": 120.0}
 UNSEEN = range(100, 110)  # numbers of blocks that no fit has seen
 LOSS = 0.01  # of the loss of the next fit
+LIBRARIES = ("xgboost", "lightgbm")
 N_WORKERS = 3
 ROUNDS = 800
 KINDS = (
@@ -65,12 +66,12 @@ class Case:
     max_failures: int
 
 
-def draw(seed: int, libraries: tuple[str, ...] = ("xgboost",)) -> Case:
+def draw(seed: int) -> Case:
     rng = Random(seed)
     kind = rng.choice(KINDS)
     return Case(
         seed=seed,
-        library=rng.choice(libraries),
+        library=rng.choice(LIBRARIES),
         kind=kind,
         phase=rng.choice(list(PHASES)),
         workers=tuple(rng.sample(range(N_WORKERS), 2 if kind in TWO else 1)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -128,8 +128,8 @@ class Case:
     source: tuple[str, ...]  # hosts that hold X and y
 
 
-def draw(seed: int, calls: Sequence[str] = (*CALLS,)) -> Case:
-    """Draw the case of a seed, with one of these calls."""
+def draw(seed: int) -> Case:
+    """Draw the case of a seed."""
     shared, rng = Random(seed // BLOCK), Random(seed + 10**6)
     names = WORKERS[: shared.randint(2, len(WORKERS))]
     hosts: dict[str, dict[str, Any]] = {}
@@ -143,7 +143,7 @@ def draw(seed: int, calls: Sequence[str] = (*CALLS,)) -> Case:
             "extra": (*extra, "--local-directory", "{disk}"),
         }
     cpus = {name: shared.choice((-1, -1, 0.5)) for name in names}
-    call = rng.choice(calls)
+    call = rng.choice([*CALLS])
     return Case(
         seed=seed,
         hosts=hosts,

@@ -63,39 +63,26 @@ class Log:
     def broken(self) -> list[Round]:
         return [r for r in self.rounds if r.broken]
 
-    def summary(self) -> dict[str, Any]:
-        """Counts of operations, outcomes and faults."""
-        faults = [f for r in self.rounds for f in r.faults]
-        return {
-            "rounds": len(self.rounds),
-            "seconds": round(sum(r.seconds for r in self.rounds), 1),
-            "actions": _counted(r.action for r in self.rounds),
-            "outcomes": _counted(r.outcome for r in self.rounds),
-            "faults": _counted(kind for kind, _ in faults),
-            "phases": _counted(f"{kind} in {phase}" for kind, phase in faults),
-            "without_fault": sum(not r.faults for r in self.rounds),
-            "broken": {r.seed: list(r.broken) for r in self.broken},
-        }
-
     def __str__(self) -> str:
-        found = self.summary()
+        """Counts of calls, outcomes and faults, and the broken rounds."""
+        seconds = sum(r.seconds for r in self.rounds)
         head = (
-            f"{found['rounds']} rounds in {found['seconds']:g} s; "
-            f"{found['rounds'] - found['without_fault']} with faults; "
+            f"{len(self.rounds)} rounds in {seconds:.1f} s; "
+            f"{sum(bool(r.faults) for r in self.rounds)} with faults; "
             f"{len(self.broken)} broken"
         )
+        counted = {
+            "actions": Counter(r.action for r in self.rounds),
+            "outcomes": Counter(r.outcome for r in self.rounds),
+            "faults": Counter(
+                f"{kind} in {phase}" for r in self.rounds for kind, phase in r.faults
+            ),
+        }
         tables = [
-            tabulate(found[name].items(), headers=[name, "times"])
-            for name in ("actions", "outcomes", "faults")
+            tabulate(found.most_common(), headers=[name, "times"])
+            for name, found in counted.items()
         ]
-        counts = Counter((phase, kind) for r in self.rounds for kind, phase in r.faults)
-        rows = [
-            [phase, *(counts[phase, kind] or "" for kind in found["faults"])]
-            for phase in sorted({phase for phase, _ in counts})
-        ]
-        phases = tabulate(rows, headers=["phase hit", *found["faults"]])
-        parts = [head, *tables, phases, *map(str, self.broken)]
-        return "\n\n".join(parts)
+        return "\n\n".join([head, *tables, *map(str, self.broken)])
 
 
 def seeds(log: Log, *, first: int | None, rounds: int, minutes: float) -> Iterator[int]:
@@ -117,7 +104,3 @@ def play_all(play: Callable[[int], Round], log: Log, which: Iterable[int]) -> No
 def _read(data: dict[str, Any]) -> Round:
     faults = tuple((kind, phase) for kind, phase in data["faults"])
     return Round(**(data | {"faults": faults, "broken": tuple(data["broken"])}))
-
-
-def _counted(names: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(names).most_common())

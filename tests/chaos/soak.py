@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -12,15 +11,15 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import psutil
-from distributed import Client, wait
+from distributed import Client
 
 import clustertune
 from clustertune import training
 from tests.chaos.data import Spec, make, wrong
+from tests.chaos.faults import leak
 from tests.processes import local_workers
 
-LEAK = 8 * 2**20  # bytes that each task leaks
-TASKS = 4  # leaking tasks in a round
+LEAK = 0.5  # of each worker's limit, to which its memory leaks
 WARM_UP = 5  # rounds that are not compared
 NOISE = 24 * 2**20  # bytes by which the last rounds may exceed the first
 
@@ -66,9 +65,7 @@ def soak(rounds: int, echo: Callable[[str], Any]) -> tuple[list[SoakRound], list
 def _soak_round(number: int, client: Client, spec: Spec, collections: Any) -> SoakRound:
     X, y, rows = collections
     weights = _train(client, X, y)
-    leaking = client.map(_leaking(), range(TASKS), pure=False)
-    wait(leaking, timeout=60)
-    del leaking
+    client.run(leak, LEAK)
     leaked = _workers(client)
     report = clustertune.restart_workers(client, X, y, rows, progress=False)
     values = client.gather(client.compute([X, y, rows]))
@@ -100,18 +97,6 @@ def _train(client: Client, X: da.Array, y: da.Array) -> Any:
 
     squares, products = training.map_reduce(client, moments, (X, y))
     return np.linalg.lstsq(squares, products, rcond=None)[0]
-
-
-def _leaking() -> Callable[[int], None]:
-    nbytes = LEAK
-
-    def leak(i: int) -> None:
-        import builtins
-
-        kept = builtins.__dict__.setdefault("soak_leak", [])
-        kept.append(bytearray(os.urandom(1) * nbytes))
-
-    return leak
 
 
 def _workers(client: Client) -> int:

@@ -1,7 +1,7 @@
 """The parsers of clustertune, each as a function of bytes, and random inputs for them.
 
 A target lists the errors that its parser may raise: callers show them as one line. Any
-other error, more than two seconds of CPU, or more memory than the limit is a finding.
+other error, more CPU time or more memory than the limits is a finding.
 """
 
 from __future__ import annotations

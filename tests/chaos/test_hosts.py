@@ -25,7 +25,6 @@ def test_seeds_cover_all_hosts_and_faults() -> None:
     """Seeds draw all calls and faults, unlike hosts, and fixed ports."""
     cases = [draw(seed) for seed in range(1000)]
     assert {c.call for c in cases} == set(CALLS)
-    assert {draw(seed, ["cut"]).call for seed in range(20)} == {"cut"}
     assert {c.fault for c in cases} == set(FAULTS)
     assert {len(c.hosts) for c in cases} == {2, 3, 4}
     hosts = [options for c in cases for options in c.hosts.values()]
