@@ -15,7 +15,6 @@ from typing import Any
 
 import dask.array as da
 from distributed import Client, LocalCluster, wait
-from distributed.security import Security
 
 import clustertune
 from clustertune.collections import inputs
@@ -86,12 +85,6 @@ def no_nanny() -> View:
         return view(client)
 
 
-def tls() -> View:
-    security = Security.temporary()
-    with local(n_workers=2, security=security) as client:
-        return view(client)
-
-
 def after_a_fit() -> View:
     """Prepared data is in memory, after XGBoost has trained on it."""
     from xgboost.dask import DaskXGBRegressor
@@ -128,7 +121,6 @@ CLUSTERS: Mapping[str, Callable[[], View]] = {
         threads,
         adaptive,
         no_nanny,
-        tls,
         after_a_fit,
         by_hand,
     )
