@@ -68,26 +68,24 @@ class Cluster:
         self.clients.append(client)
         return client
 
-    def start_scheduler(self, *options: str, **environment: str) -> None:
+    def start_scheduler(self, *options: str) -> None:
         host = self.lab["scheduler"]
         host.start(
             *(sys.executable, "-m", "dask", "scheduler", "--host", host.address),
             *("--port", PORT, "--dashboard-address", ":8787", *options),
-            **environment,
         )
         until(lambda: _listens(host.address, PORT))
 
     def start_workers(
-        self, name: str, *options: Any, n: int = 1, threads: int = 1,
-        memory: str = "1GiB", extra: tuple[str, ...] = (), **environment: str,
+        self, name: str, n: int = 1, threads: int = 1, memory: str = "1GiB",
+        extra: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         """Start worker processes on a host with ``dask worker``."""
         host = self.lab[name]
         host.start(
             *(sys.executable, "-m", "dask", "worker", self.address),
             *("--nworkers", n, "--nthreads", threads, "--memory-limit", memory),
-            *("--no-dashboard", "--local-directory", host.folder, *extra, *options),
-            **environment,
+            *("--no-dashboard", "--local-directory", host.folder, *extra),
         )
 
     def wait_for_workers(self, client: Client) -> None:
@@ -99,6 +97,11 @@ class Cluster:
         """Start the workers of a host that was killed."""
         self.start_workers(name, **self.wanted[name])
         self.wait_for_workers(client)
+
+    def slow_links(self) -> None:
+        """Make calls on three hosts last long enough for a fault."""
+        for name in ("h1", "h2", "h3"):
+            self.lab[name].rate("50mbit")
 
     def repair(self) -> None:
         """Undo faults, and close clients, so that the next test can begin."""

@@ -107,7 +107,7 @@ class Host:
 
     # --- processes --------------------------------------------------------------------
 
-    def start(self, *command: object, **environment: str) -> subprocess.Popen[bytes]:
+    def start(self, *command: object) -> subprocess.Popen[bytes]:
         """Start a command on this host; its output is added to the host's log."""
         cgroups = "" if self.lab.no_limits else " ".join(CONTROLLERS)
         variables = {
@@ -125,7 +125,7 @@ class Host:
                     *(f"host-{self.name}", cgroups, self.namespace, self.boot_id),
                     *map(str, command),
                 ],
-                env=os.environ | variables | environment,
+                env=os.environ | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -133,10 +133,6 @@ class Host:
             )
         self.processes.append(started)
         return started
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")
 
     @property
     def pids(self) -> list[int]:

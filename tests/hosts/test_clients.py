@@ -52,11 +52,6 @@ def client(cluster: Cluster) -> Iterator[Client]:
     assert_settled(client)
 
 
-def slow_links(cluster: Cluster) -> None:
-    for name in HOSTS:
-        cluster.lab[name].rate("50mbit")
-
-
 def prepare(client: Client, X: Any, y: Any) -> tuple[Any, Any]:
     options = {"estimator": "xgboost", "rechunk": False, "progress": False}
     X, y = p = clustertune.prepare(client, X, y, timeout="90 s", **options)
@@ -71,7 +66,7 @@ def test_the_host_of_a_client_dies(cluster: Cluster, client: Client, call: str) 
     X, y = load(client, workers=cluster.on(client, "h1") if one else None)
     kept = scatter(client, *cluster.on(client, "h2"))
     client.publish_dataset(X=X, y=y)
-    slow_links(cluster)
+    cluster.slow_links()
     begun = len(client.get_events("victim"))
     cluster.lab["h4"].start(sys.executable, "-c", SCRIPT + CALLS[call], cluster.address)
     until(lambda: len(client.get_events("victim")) > begun)
@@ -94,7 +89,7 @@ def test_a_client_is_cut_off(cluster: Cluster, client: Client, call: str) -> Non
     """Its call goes on on the cluster; nothing is lost, and the next call works."""
     X, y = load(client, workers=cluster.on(client, "h1"))
     kept = scatter(client, *cluster.on(client, "h2"))
-    slow_links(cluster)
+    cluster.slow_links()
     moved = sent(cluster.lab, 2 * MIB, "h1")
     with when(moved if call == "prepare" else lambda: True, *cut(cluster)):
         if call == "prepare":

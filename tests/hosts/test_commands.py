@@ -88,7 +88,7 @@ def test_tls(cluster: Cluster, tmp_path: Path) -> None:
     try:
         cluster.start_scheduler("--protocol", "tls", *files)
         for name in ("h1", "h2"):
-            cluster.start_workers(name, *files)
+            cluster.start_workers(name, extra=files)
         client = cluster.connect(security=security)
         client.wait_for_workers(2)
         assert all(w.startswith("tls:") for w in workers_of(client))

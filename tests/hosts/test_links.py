@@ -38,11 +38,6 @@ def client(cluster: Cluster) -> Iterator[Client]:
     assert_settled(client)
 
 
-def slow_links(cluster: Cluster, rate: str = "50mbit") -> None:
-    for name in ("h1", "h2", "h3"):
-        cluster.lab[name].rate(rate)
-
-
 def prepare(client: Client, X: Any, y: Any, **options: Any) -> Any:
     """Spread rows; the report must have a good end."""
     p = clustertune.prepare(
@@ -71,7 +66,7 @@ def test_a_move_survives(cluster: Cluster, client: Client, fault: str) -> None:
     """All rows arrive, each host has its share, and scattered data is there."""
     X, y = load(client, workers=cluster.on(client, SOURCE))
     kept = scatter(client, *cluster.on(client, TARGET))
-    slow_links(cluster)
+    cluster.slow_links()
     with when(sent(cluster.lab, 2 * MIB, SOURCE), *FAULTS[fault](cluster)):
         X, y = prepare(client, X, y, rechunk=False)
     assert cluster.partitions(client, X) == {"h1": 6, "h2": 6, "h3": 6}
@@ -83,7 +78,7 @@ def test_a_move_survives(cluster: Cluster, client: Client, fault: str) -> None:
 def test_a_cut_survives(cluster: Cluster, client: Client, fault: str) -> None:
     """Partitions are cut by tasks, whose transfers Dask repeats."""
     X, y = load(client, workers=cluster.on(client, SOURCE))
-    slow_links(cluster)
+    cluster.slow_links()
     with when(sent(cluster.lab, 2 * MIB, SOURCE), *FAULTS[fault](cluster)):
         X, y = prepare(client, X, y, rechunk=24)
     assert cluster.partitions(client, X) == {"h1": 8, "h2": 8, "h3": 8}

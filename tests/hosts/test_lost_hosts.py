@@ -65,8 +65,7 @@ def lost(report: Any) -> int:
 def test_a_target_dies(cluster: Cluster, client: Client, rechunk: Any) -> None:
     """Its rows are on the others. The next call uses the host when it is back."""
     X, y = load(client, workers=cluster.on(client, "h1"))
-    for name in ("h1", "h2", "h3"):
-        cluster.lab[name].rate("50mbit")
+    cluster.slow_links()
     with when(sent(cluster.lab, 2 * MIB, "h1"), cluster.lab["h2"].kill):
         X, y = prepare(client, X, y, rechunk=rechunk)
     assert cluster.partitions(client, X).keys() <= {"h1", "h3"}
@@ -82,8 +81,7 @@ def test_a_target_dies(cluster: Cluster, client: Client, rechunk: Any) -> None:
 def test_prepare_names_lost_scattered_keys(cluster: Cluster, client: Client) -> None:
     X, y = load(client, workers=cluster.on(client, "h1"))
     kept = scatter(client, *cluster.on(client, "h3"))
-    for name in ("h1", "h2", "h3"):
-        cluster.lab[name].rate("50mbit")
+    cluster.slow_links()
     with when(sent(cluster.lab, 2 * MIB, "h1"), cluster.lab["h3"].kill):
         X, y = p = prepare(client, X, y)
     (name,) = {w.worker for w in p.report.lost}
@@ -187,8 +185,7 @@ def test_a_host_dies_in_a_merge(cluster: Cluster) -> None:
 def test_a_host_dies_while_workers_retire(cluster: Cluster) -> None:
     client = cluster.start(h1=2, h2=2, h3=2)
     X, y = load(client)
-    for name in ("h1", "h2", "h3"):
-        cluster.lab[name].rate("50mbit")
+    cluster.slow_links()
     # two workers are on two hosts at most, so that data leaves the third one
     with when(sent(cluster.lab, 2 * MIB, "h1", "h2", "h3"), cluster.lab["h3"].kill):
         clustertune.scale(client, 2, X, y, timeout="100 s")

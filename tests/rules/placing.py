@@ -1,4 +1,4 @@
-"""Collections with partitions on chosen workers."""
+"""Collections with partitions on chosen workers, and rows to rank."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from distributed import wait
+from sklearn.metrics import ndcg_score
 
 from tests.processes import workers_of
 
@@ -56,3 +57,18 @@ def cut(values: Any, *rows: int) -> list[Any]:
     frame = isinstance(values, pd.DataFrame | pd.Series)
     rows_of = values.iloc if frame else values
     return [rows_of[end - n : end] for end, n in zip(ends, rows)]
+
+
+def ranking(n_groups: int, size: int) -> tuple[Any, Any, Any]:
+    """Return rows with an order that can be learned only within a group."""
+    rng = np.random.default_rng(6)
+    X = rng.random((n_groups * size, 4))
+    qid = np.repeat(np.arange(n_groups), size)
+    level = np.repeat(rng.random(n_groups), size)
+    X[:, 0] += 5 * level
+    rank = (X[:, 1] + 0.01 * X[:, 2]).reshape(n_groups, size).argsort(1).argsort(1)
+    return X, np.minimum(3, rank.reshape(-1) * 4 // size), qid
+
+
+def gain(predicted: Any, y: Any, n_groups: int) -> float:
+    return float(ndcg_score(y.reshape(n_groups, -1), predicted.reshape(n_groups, -1)))

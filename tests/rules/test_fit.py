@@ -10,6 +10,7 @@ import dask.array as da
 import dask.dataframe as dd
 import lightgbm as lgb
 import numpy as np
+import pandas as pd
 import pytest
 import xgboost as xgb
 import xgboost.dask as dxgb
@@ -17,6 +18,7 @@ from distributed import Client, get_worker, wait
 
 import clustertune
 from tests.processes import local_workers, stop_stealing, workers_of
+from tests.rules.placing import cut, placed
 
 ROWS, PARTITIONS = 9000, 9
 LIBRARIES = ["xgboost", "lightgbm"]
@@ -162,3 +164,69 @@ def test_libraries_learn_the_right_labels(client: Client, library: str) -> None:
         expected = error(lgb.LGBMRegressor(**trees).fit(values, labels).predict(values))
     assert wrong(X, y) > 1.5 * expected
     assert wrong(*clustertune.prepare(client, X, y)) < 1.1 * expected
+
+
+@pytest.mark.filterwarnings("ignore:The argument 'eval_set' is deprecated")
+@pytest.mark.parametrize("kind", ["lightgbm", "xgboost hist", "xgboost approx"])
+def test_the_same_categories_everywhere(client: Client, kind: str) -> None:
+    """Workers use the codes of their own categories, without an error if they differ.
+
+    Those of eval sets count too.
+    """
+    text = np.where(np.random.default_rng(4).integers(0, 2, 800), "yes", "no")
+    y = pd.Series((text == "yes") * 1.0)
+    other = np.random.default_rng(5).random(400)
+    lists = (["yes", "no"], ["no", "yes"], ["other", "no", "yes"])
+    partitions = [
+        pd.DataFrame({"c": pd.Categorical(t, names), "n": other})
+        for t, names in zip((text[:400], text[400:], text[:400]), lists)
+    ]
+    dX = placed(client, partitions[:2], (0, 1))
+    dy = placed(client, cut(y, 400, 400), (0, 1))
+    eval_set = (placed(client, partitions[2:], [1]), placed(client, [y[:400]], [1]))
+    library, _, method = kind.partition(" ")
+
+    def new() -> Any:
+        if library == "lightgbm":
+            return lgb.DaskLGBMRegressor(
+                client=client, n_estimators=20, min_child_samples=5, learning_rate=0.5,
+                verbose=-1,
+            )  # fmt: skip
+        made = dxgb.DaskXGBRegressor(
+            n_estimators=20, max_depth=4, tree_method=method, enable_categorical=True
+        )
+        made.client = client
+        return made
+
+    def right(model: Any, codes: Any = partitions[0]["c"].dtype) -> float:
+        """Return the fraction of correct predictions by these codes."""
+        whole = pd.concat(partitions[:2]).astype({"c": codes})
+        if library == "lightgbm":
+            found = model.to_local().predict(whole)
+        else:
+            matrix = xgb.DMatrix(whole, enable_categorical=True)
+            found = model.get_booster().predict(matrix)
+        return float(((found > 0.5) == y.to_numpy()).mean())
+
+    naive, model = new(), new()
+    naive.fit(dX, dy)
+    assert right(naive) < 0.9
+
+    with pytest.raises(ValueError, match="different categories in 1 column: c"):
+        clustertune.prepare(client, dX, dy, estimator=model)
+    names = {"X": dX}
+    found = clustertune.check(client, dX, dy, estimator=model, deep=True).found
+    (finding,) = [f for f in found if f.check == "differing_categories"]
+    exec(finding.remedy.split("`")[1], names)
+    dX = names["X"]
+    with pytest.raises(ValueError, match=r"partitions of eval_set\[0\].X have"):
+        clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
+    eval_set = eval_set[0].astype({"c": dX.dtypes["c"]}), eval_set[1]
+    p = clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
+    model.set_params(**p.estimator_params).fit(p.X, p.y, **p.fit_kwargs)
+    assert right(model, dX.dtypes["c"]) == 1
+    if library == "lightgbm":
+        (result,) = model.evals_result_.values()
+        assert result["l2"][-1] < 0.01
+    else:
+        assert model.evals_result()["validation_0"]["rmse"][-1] < 0.05

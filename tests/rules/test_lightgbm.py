@@ -13,12 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import get_worker
-from sklearn.metrics import ndcg_score
 
 import clustertune
 from clustertune.errors import AlignmentError
 from tests.processes import until
-from tests.rules.placing import cut, placed
+from tests.rules.placing import cut, gain, placed, ranking
 
 pytestmark = [
     pytest.mark.slow,
@@ -210,50 +209,6 @@ def test_one_float_type(client: Any) -> None:
     assert difference(fitted(model, p), alone, frame) < 0.02
 
 
-def test_the_same_categories_everywhere(client: Any) -> None:
-    """Workers use the codes of their own categories, without an error if they differ.
-
-    Those of eval sets count too.
-    """
-    text = np.where(np.random.default_rng(4).integers(0, 2, 800), "yes", "no")
-    y = pd.Series((text == "yes") * 1.0)
-    lists = (["yes", "no"], ["no", "yes"], ["other", "no", "yes"])
-    rows = (text[:400], text[400:], text[:400])
-    other = numbers(400)[:, 0]
-    partitions = [
-        pd.DataFrame({"c": pd.Categorical(t, names), "n": other})
-        for t, names in zip(rows, lists)
-    ]
-    dX = placed(client, partitions[:2], (A, B))
-    dy = placed(client, cut(y, 400, 400), (A, B))
-    eval_set = (placed(client, partitions[2:], [B]), placed(client, [y[:400]], [B]))
-
-    def right(model: Any, codes: Any = partitions[0]["c"].dtype) -> float:
-        """Return the fraction of correct predictions by these codes."""
-        whole = pd.concat(partitions[:2]).astype({"c": codes})
-        return float(((model.predict(whole) > 0.5) == y.to_numpy()).mean())
-
-    options = OPTIONS | {"learning_rate": 0.5}
-    naive = lgb.DaskLGBMRegressor(client=client, **options).fit(dX, dy)
-    assert right(naive.to_local()) < 0.9
-
-    model = lgb.DaskLGBMRegressor(client=client, **options)
-    with pytest.raises(ValueError, match="different categories in 1 column: c"):
-        clustertune.prepare(client, dX, dy, estimator=model)
-    names = {"X": dX}
-    found = clustertune.check(client, dX, dy, estimator=model, deep=True).found
-    (finding,) = [f for f in found if f.check == "differing_categories"]
-    exec(finding.remedy.split("`")[1], names)
-    dX = names["X"]
-    with pytest.raises(ValueError, match=r"partitions of eval_set\[0\].X have"):
-        clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
-    eval_set = eval_set[0].astype({"c": dX.dtypes["c"]}), eval_set[1]
-    p = clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
-    assert right(fitted(model, p), dX.dtypes["c"]) == 1
-    (result,) = model.evals_result_.values()
-    assert result["l2"][-1] < 0.01
-
-
 def test_companions_with_other_partitions(client: Any) -> None:
     """Weights and scores with other partitions fail; prepared they work."""
     X = numbers(900)
@@ -302,21 +257,6 @@ def test_rows_in_random_order(client: Any) -> None:
     p = clustertune.prepare(client, names["X"], names["y"], estimator=model)
     assert "unshuffled_rows" not in {f.check for f in p.report.left}
     assert error(fitted(model, p)) < 2 * alone
-
-
-def ranking(n_groups: int, size: int) -> tuple[Any, Any, Any]:
-    """Return rows with an order that can be learned only within a group."""
-    rng = np.random.default_rng(6)
-    X = rng.random((n_groups * size, 4))
-    qid = np.repeat(np.arange(n_groups), size)
-    level = np.repeat(rng.random(n_groups), size)
-    X[:, 0] += 5 * level
-    rank = (X[:, 1] + 0.01 * X[:, 2]).reshape(n_groups, size).argsort(1).argsort(1)
-    return X, np.minimum(3, rank.reshape(-1) * 4 // size), qid
-
-
-def gain(predicted: Any, y: Any, n_groups: int) -> float:
-    return float(ndcg_score(y.reshape(n_groups, -1), predicted.reshape(n_groups, -1)))
 
 
 def listening(label: Any, score: Any, weight: Any, group: Any) -> tuple[Any, Any]:

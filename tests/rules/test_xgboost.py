@@ -11,11 +11,10 @@ import pytest
 import xgboost as xgb
 import xgboost.dask as dxgb
 from distributed import get_worker
-from sklearn.metrics import ndcg_score
 
 import clustertune
 from clustertune.errors import AlignmentError
-from tests.rules.placing import cut, placed
+from tests.rules.placing import cut, gain, placed, ranking
 
 pytestmark = pytest.mark.slow
 
@@ -36,52 +35,6 @@ def predicted(model: Any, X: Any) -> Any:
 
 def difference(model: Any, other: Any, X: Any) -> float:
     return float(np.abs(predicted(model, X) - predicted(other, X)).mean())
-
-
-@pytest.mark.parametrize("method", ["hist", "approx"])
-def test_the_same_categories_everywhere(client: Any, method: str) -> None:
-    """Workers use the codes of their own categories, without an error if they differ.
-
-    Those of eval sets count too.
-    """
-    text = np.where(np.random.default_rng(4).integers(0, 2, 800), "yes", "no")
-    y = pd.Series((text == "yes") * 1.0)
-    other = np.random.default_rng(5).random(400)
-    lists = (["yes", "no"], ["no", "yes"], ["other", "no", "yes"])
-    partitions = [
-        pd.DataFrame({"c": pd.Categorical(t, names), "n": other})
-        for t, names in zip((text[:400], text[400:], text[:400]), lists)
-    ]
-    dX = placed(client, partitions[:2], (A, B))
-    dy = placed(client, cut(y, 400, 400), (A, B))
-    eval_set = (placed(client, partitions[2:], [B]), placed(client, [y[:400]], [B]))
-    options = OPTIONS | {"tree_method": method, "enable_categorical": True}
-
-    def right(model: Any, codes: Any = partitions[0]["c"].dtype) -> float:
-        whole = pd.concat(partitions[:2]).astype({"c": codes})
-        matrix = xgb.DMatrix(whole, enable_categorical=True)
-        found = model.get_booster().predict(matrix)
-        return float(((found > 0.5) == y.to_numpy()).mean())
-
-    naive = dxgb.DaskXGBRegressor(**options)
-    naive.client = client
-    naive.fit(dX, dy)
-    assert right(naive) < 0.9
-
-    model = dxgb.DaskXGBRegressor(**options)
-    with pytest.raises(ValueError, match="different categories in 1 column: c"):
-        clustertune.prepare(client, dX, dy, estimator=model)
-    names = {"X": dX}
-    found = clustertune.check(client, dX, dy, estimator=model, deep=True).found
-    (finding,) = [f for f in found if f.check == "differing_categories"]
-    exec(finding.remedy.split("`")[1], names)
-    dX = names["X"]
-    with pytest.raises(ValueError, match=r"partitions of eval_set\[0\].X have"):
-        clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
-    eval_set = eval_set[0].astype({"c": dX.dtypes["c"]}), eval_set[1]
-    p = clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
-    assert right(fitted(model, client, p), dX.dtypes["c"]) == 1
-    assert model.evals_result()["validation_0"]["rmse"][-1] < 0.05
 
 
 def test_companions_with_other_partitions(client: Any) -> None:
@@ -120,19 +73,6 @@ def test_companions_with_other_partitions(client: Any) -> None:
     last = theirs["validation_0"]["rmse"][-1]
     for result in ours.values():
         assert abs(result["rmse"][-1] - last) < 0.01
-
-
-def ranking(n_groups: int, size: int) -> tuple[Any, Any, Any]:
-    """Return rows with an order that can be learned only within a group."""
-    rng = np.random.default_rng(6)
-    X = rng.random((n_groups * size, 4))
-    qid = np.repeat(np.arange(n_groups), size)
-    rank = (X[:, 1] + 0.01 * X[:, 2]).reshape(n_groups, size).argsort(1).argsort(1)
-    return X, np.minimum(3, rank.reshape(-1) * 4 // size), qid
-
-
-def gain(found: Any, y: Any, n_groups: int) -> float:
-    return float(ndcg_score(y.reshape(n_groups, -1), found.reshape(n_groups, -1)))
 
 
 def test_groups_are_whole(client: Any) -> None:
