@@ -6,6 +6,7 @@ clustertune. Settings are restored, and no lease, hold, job or key remains.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -30,7 +31,7 @@ from tests.chaos.clusters import LocalWorkers, ProcessWorkers, becomes_true
 from tests.chaos.data import Data, Spec
 from tests.chaos.faults import Fault, FaultInjector
 from tests.chaos.operations import Operation, Result
-from tests.chaos.rounds import Log, Round
+from tests.chaos.rounds import Round
 
 BLOCK = 10  # consecutive seeds on the same cluster
 WAIT = 60.0  # seconds to wait for an expected condition
@@ -113,11 +114,10 @@ class ClusterPool:
 def play(
     case: Case,
     pool: ClusterPool,
-    log: Log | None = None,
     fill: Callable[[LocalWorkers, str], Any] | None = None,
 ) -> Round:
     """Play a round on the cluster of the pool, or on a new one."""
-    with _watched(case, log):
+    with _watched():
         cluster = pool.of(case)
         before = cluster.watch.run_on_scheduler(state)
         start = perf_counter()
@@ -396,30 +396,10 @@ def _interruptible() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _watched(case: Case, log: Log | None) -> Iterator[None]:
-    """Log a round that hangs, with its stacks, and exit."""
-
-    def exit_hung() -> None:
-        import faulthandler
-
-        faulthandler.dump_traceback()
-        if log is not None:
-            hung = Round(
-                seed=case.seed,
-                action=case.operation.name,
-                outcome="hung",
-                seconds=HUNG,
-                faults=((case.fault.kind, "unknown"),) if case.fault else (),
-                broken=(f"the round did not end within {HUNG:g} s",),
-            )
-            log.add(hung)
-        os._exit(3)
-
-    timer = threading.Timer(HUNG, exit_hung)
-    timer.daemon = True
-    timer.start()
+def _watched() -> Iterator[None]:
+    """Print the stacks of a round that hangs, and exit."""
+    faulthandler.dump_traceback_later(HUNG, exit=True)
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        faulthandler.cancel_dump_traceback_later()

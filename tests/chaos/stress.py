@@ -70,8 +70,8 @@ class Stress:
     earlier results. A test that fails there too gives one key to different data.
     """
 
-    def __init__(self, cluster: LocalWorkers, seed: int, n_tests: int) -> None:
-        self.cluster, self.seed, self.n_tests = cluster, seed, n_tests
+    def __init__(self, cluster: LocalWorkers, seed: int) -> None:
+        self.cluster, self.seed = cluster, seed
         self.computing: set[str] = set()  # tests that compute
         self.kept: list[Any] | None = None  # earlier results, if they are kept
         self.calls = Counter[str]()
@@ -82,7 +82,7 @@ class Stress:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         drawn = Random(self.seed).sample(range(len(items)), len(items))
-        items[:] = [items[i] for i in sorted(drawn[: self.n_tests])]
+        items[:] = [items[i] for i in sorted(drawn[:N_TESTS])]
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         with self._everything_on_the_cluster():
@@ -160,7 +160,7 @@ class Stress:
             self.broken.append("a call failed with an error that is not clustertune's")
 
 
-def play(seed: int, tests: Sequence[str] = (), n_tests: int = N_TESTS) -> Round:
+def play(seed: int, tests: Sequence[str] = ()) -> Round:
     """Play a round with these tests of Dask, or with tests drawn from the seed."""
     start, root = monotonic(), Path(dask.__file__).parent
     if not tests:
@@ -168,7 +168,7 @@ def play(seed: int, tests: Sequence[str] = (), n_tests: int = N_TESTS) -> Round:
         tests = [str(file) for found in files for file in found]
     cluster = LocalWorkers(2)
     try:
-        stress = Stress(cluster, seed, n_tests)
+        stress = Stress(cluster, seed)
         options = ["-q", "--no-header", "--no-summary", f"--config-file={SETTINGS}"]
         pytest.main([*tests, *options, f"--rootdir={root}"], [stress])
         gc.collect()  # futures in the frames of errors

@@ -145,7 +145,6 @@ def _present(**arguments: Any) -> dict[str, Any]:
 class Library:
     """Where the fits of a library are, and how to read their arguments."""
 
-    package: str
     read: Callable[[Mapping[str, Any]], Rows]
     fits: tuple[str, ...]  # module:Class.method
     rows: tuple[str, ...] = ()  # arguments of fit that hold rows, beyond X and y
@@ -155,7 +154,6 @@ class Library:
 
 LIBRARIES = {
     "xgboost": Library(
-        package="xgboost",
         read=_xgboost,
         fits=(
             "xgboost.dask:DaskXGBRegressor.fit",
@@ -169,7 +167,6 @@ LIBRARIES = {
         matrices=("xgboost.dask:DaskDMatrix._map_local_data",),
     ),
     "lightgbm": Library(
-        package="lightgbm",
         read=_lightgbm,
         fits=(
             "lightgbm.dask:DaskLGBMClassifier.fit",
@@ -183,7 +180,6 @@ LIBRARIES = {
         ),
     ),
     "dask-ml": Library(
-        package="dask-ml",
         read=_dask_ml,
         takes_arrays=True,
         fits=(

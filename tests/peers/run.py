@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +194,6 @@ class Peers:
                 ],
                 fits=[asdict(fit) for fit in self.adapter.calls],
                 seconds=round(report.duration, 1),
-                version=version(_distribution(self.library)),
             )
         return report
 
@@ -230,15 +228,6 @@ def _outcome(report: pytest.TestReport) -> str:
         kind, colon, _ = report.wasxfail.partition(":")
         return f"expected {kind}" if colon else "xfailed"
     return str(report.outcome)
-
-
-def _distribution(library: str) -> str:
-    package = LIBRARIES[library].package
-    try:
-        version(package)
-    except ModuleNotFoundError:
-        return f"{package}-cpu"  # XGBoost's wheel without GPU code
-    return package
 
 
 # --- the command ----------------------------------------------------------------------
