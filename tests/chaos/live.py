@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,13 +24,13 @@ import numpy as np
 from distributed import Client, wait
 from distributed.utils import get_mp_context
 
-from clustertune.errors import ClustertuneError, TimedOutError
+from clustertune.errors import TimedOutError
 from tests.chaos import data, faults, operations
 from tests.chaos.clusters import LocalWorkers, ProcessWorkers, becomes_true
 from tests.chaos.data import Data, Spec
 from tests.chaos.faults import Fault, FaultInjector
 from tests.chaos.operations import Operation, Result
-from tests.chaos.rounds import Round
+from tests.chaos.rounds import Round, failure
 
 BLOCK = 10  # consecutive seeds on the same cluster
 WAIT = 60.0  # seconds to wait for an expected condition
@@ -181,7 +180,9 @@ class _RoundPlayer:
                     raise  # the user stops the run
                 self.outcome = "interrupted"
             except Exception as error:
-                self._failed(error)
+                self.notes += f"{error} "
+                self.outcome, broken = failure(error)
+                self.broken += broken
             injector.end()
         self.injected += injector.injected
         self.notes += injector.trouble
@@ -190,13 +191,6 @@ class _RoundPlayer:
         if self.outcome == TimedOutError.__name__ and not waits:
             self.broken.append("the call reached its timeout")
         return done
-
-    def _failed(self, error: Exception) -> None:
-        self.outcome = type(error).__name__
-        self.notes += f"{error} "
-        if not isinstance(error, ClustertuneError):
-            lines = "".join(traceback.format_exception(error)[-6:])
-            self.broken.append(f"unexpected error: {lines}")
 
     def _play_in_process(self, given: Data, fault: Fault) -> None:
         """Make the call in another process on published data, and disturb it."""
@@ -293,7 +287,6 @@ def _receive(ours: Connection, phase: str, seconds: float) -> tuple[str, Any]:
 
 def _call_in_process(address: str, case: Case, pipe: Connection) -> None:
     """Make the call in the process of the other client."""
-    broken: list[str] = []
     with Client(address) as client:
         given = Data(case.spec, *client.get_dataset("chaos"))
         pipe.send(("phase", "begin"))
@@ -305,12 +298,8 @@ def _call_in_process(address: str, case: Case, pipe: Connection) -> None:
                 lambda text, _: pipe.send(("phase", text)),
             )
             outcome, broken = done.status, list(done.wrong)
-        except ClustertuneError as error:
-            outcome = type(error).__name__
         except Exception as error:
-            outcome = type(error).__name__
-            lines = "".join(traceback.format_exception(error)[-6:])
-            broken.append(f"unexpected error: {lines}")
+            outcome, broken = failure(error)
         pipe.send(("end", (outcome, broken)))
 
 

@@ -6,6 +6,7 @@ A round depends only on its seed, so the same seed plays the same round.
 from __future__ import annotations
 
 import json
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,8 @@ from time import monotonic
 from typing import Any
 
 from tabulate import tabulate
+
+from clustertune.errors import ClustertuneError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,14 @@ def play_all(play: Callable[[int], Round], log: Log, which: Iterable[int]) -> No
     """Play the rounds of these seeds, and log the results."""
     for seed in which:
         log.add(play(seed))
+
+
+def failure(error: Exception) -> tuple[str, list[str]]:
+    """The outcome of a call that failed, and the problem if its error is not ours."""
+    if isinstance(error, ClustertuneError):
+        return type(error).__name__, []
+    lines = "".join(traceback.format_exception(error)[-6:])
+    return type(error).__name__, [f"unexpected error: {lines}"]
 
 
 def _read(data: dict[str, Any]) -> Round:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from clustertune import checks
 from clustertune.actions import release, restart, scale
 from clustertune.core.model import Severity, View, WorkerSize
-from clustertune.errors import ClustertuneError
 from clustertune.operations import call
 from clustertune.operations.call import Procedure
 from clustertune.operations.journal import Journal
@@ -21,7 +19,7 @@ from clustertune.planner import plan as planner
 from clustertune.planner.layouts import is_copied
 from clustertune.planner.suitability import attainable
 from tests.builders import broken_promises
-from tests.chaos.rounds import Round
+from tests.chaos.rounds import Round, failure
 from tests.chaos.simulated import MIB, Case, FaultyCluster, Interrupted, draw
 
 UNFORESEEN = {"kill", "pause", "fill memory", "add worker", "move partition"}
@@ -73,11 +71,8 @@ def _call(
         return asyncio.run(_operate(case, cluster, journal)), []
     except Interrupted:
         return "interrupted", []
-    except ClustertuneError as error:
-        return type(error).__name__, []
     except Exception as error:
-        lines = traceback.format_exception(error)[-3:]
-        return type(error).__name__, ["unexpected error: " + "".join(lines)]
+        return failure(error)
 
 
 async def _operate(case: Case, cluster: FaultyCluster, journal: Journal) -> str:
