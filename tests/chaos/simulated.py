@@ -278,18 +278,8 @@ def _faults(rng: Random) -> dict[int, str]:
     }
 
 
-class _SharedCluster(MemoryCluster):
-    """A cluster that also holds other data."""
-
-    async def look(self, notify: Notify) -> View:
-        seen = await super().look(notify)
-        other = KeyGroup(prefix="sum", keys=2, nbytes=99, scattered=0, mine=True)
-        now = replace(seen.now, key_groups=(other,))
-        return replace(seen, snapshots=(now,))
-
-
-class FaultyCluster(_SharedCluster):
-    """A simulated cluster with faults, each injected at its moment.
+class FaultyCluster(MemoryCluster):
+    """A simulated cluster with other data and faults, each injected at its moment.
 
     A moment is a key that is loaded, moved or made, and the start and end of each
     method of the port.
@@ -334,6 +324,12 @@ class FaultyCluster(_SharedCluster):
             if kind in STOPS:
                 raise STOPS[kind]
 
+    async def look(self, notify: Notify) -> View:
+        seen = await super().look(notify)
+        other = KeyGroup(prefix="sum", keys=2, nbytes=99, scattered=0, mine=True)
+        now = replace(seen.now, key_groups=(other,))
+        return replace(seen, snapshots=(now,))
+
     def _worker(self, w: WorkerSnapshot, nbytes: int) -> WorkerSnapshot:
         seen = super()._worker(w, nbytes)
         held = [
@@ -362,7 +358,7 @@ class FaultyCluster(_SharedCluster):
 
 
 def _port(name: str) -> Any:
-    method = getattr(_SharedCluster, name)
+    method = getattr(FaultyCluster, name)
 
     async def call(self: FaultyCluster, *args: Any) -> Any:
         self.phase = name

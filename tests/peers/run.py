@@ -271,7 +271,6 @@ def main(argv: list[str]) -> int:
         "--results", type=Path, required=True, help="folder of outcomes"
     )
     parser.add_argument("--library", choices=LIBRARIES)
-    parser.add_argument("--expected", type=Path, default=EXPECTED)
     parser.add_argument("tests", nargs="*", type=Path, help="files or folders of tests")
     parser.epilog = "Arguments after -- go to pytest."
     end = argv.index("--") if "--" in argv else len(argv)
@@ -285,7 +284,7 @@ def main(argv: list[str]) -> int:
     tests = [path.absolute() for path in options.tests]
     if any(path.is_relative_to(REPOSITORY) for path in tests):
         parser.error("keep the sources outside of the repository: pytest collects them")
-    expected = options.expected if options.mode == "prepared" else None
+    expected = EXPECTED if options.mode == "prepared" else None
     peers = Peers(options.library, options.results, expected)
     if expected and not peers.passed_plain:
         parser.error(
