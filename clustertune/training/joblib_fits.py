@@ -6,14 +6,11 @@ memory. So is the function that runs fits, so that it is not sent with each fit.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from dask.base import is_dask_collection
 from dask.sizeof import sizeof
@@ -27,8 +24,6 @@ from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.remote import ship
 from clustertune.training import remote_sums
-
-logger = logging.getLogger("clustertune")
 
 #: Bytes that a thread copies for a fit, as a multiple of all data: rows to train on,
 #: rows to score on, and conversions. Measured with joblib 1.6, cv=4 and one thread per
@@ -71,11 +66,8 @@ class Backend:
 def joblib_backend(
     client: Client,
     *arrays: Any,
-    n_workers: int = 1,
     inner_threads: int | None = None,
-    nested: bool = False,
     memory_fraction: float = 0.7,
-    timeout: str | float = "5 minutes",
 ) -> Iterator[Backend]:
     """Run fits of scikit-learn's searches and ensembles on the workers.
 
@@ -87,20 +79,12 @@ def joblib_backend(
         The same objects that ``fit`` receives: NumPy arrays, pandas or SciPy data. Each
         worker gets one copy before the first fit. Data that an estimator converts is
         sent again, so pass the type that it uses (forests: float32 in C order).
-    n_workers
-        Number of workers to wait for.
     inner_threads
         Threads of each fit for linear algebra (BLAS), OpenMP and its own joblib calls.
         The default shares the machine's CPUs between its concurrent tasks.
-    nested
-        Whether joblib calls inside a fit, such as the trees of a forest, become tasks
-        of the cluster. This pays if there are fewer fits than threads. Otherwise the
-        trees of all fits wait for each other, and their data is sent again.
     memory_fraction
         Fraction of its memory limit that a worker may use for present data, the copy,
         and copies of its threads; above 0, up to 1.
-    timeout
-        Seconds, or a duration, to wait for workers, at the start and if all are lost.
 
     Yields
     ------
@@ -114,12 +98,11 @@ def joblib_backend(
     CapacityError
         A copy does not fit a worker's memory; nothing was sent.
     NoWorkersError, ConnectionLostError, VersionMismatchError
-        Workers did not join or come back in time; the cluster is gone or cannot run
-        code of this client.
+        No worker runs, or none came back within 5 minutes; the cluster is gone or
+        cannot run code of this client.
     FunctionError
-        Raised by ``fit``: a fit has ended all workers on which it was tried.
-    IncompleteError
-        Raised by ``fit``: all workers that held the data were lost again and again.
+        Raised by ``fit``: a fit, or the data that it needs, was lost with its workers
+        again and again.
     ImportError
         joblib is not installed.
 
@@ -142,48 +125,23 @@ def joblib_backend(
     _check_arrays(client, arrays)
     fraction = arguments.fraction("memory_fraction", memory_fraction)
     threads = arguments.count("inner_threads", inner_threads)
-    arguments.flag("nested", nested)
-    seconds = arguments.duration("timeout", timeout)
-    _wait_for_workers(client, n_workers, seconds)
     workers: list[WorkerCapacity] = sync(client, _workers, client)
     nbytes = sum(sizeof(array) for array in arrays)
     problem = memory_problem(workers, nbytes, fraction)
     if problem is not None:
         raise CapacityError(problem)
     sharing = _tasks_per_machine(workers)
-    runner = ship.function(remote_sums.fit_runner(sharing, threads, nested))
+    runner = ship.function(remote_sums.fit_runner(sharing, threads))
     backend = Backend(nbytes=nbytes, threads=sum(w.threads for w in workers))
 
     def count(fits: int) -> None:
         backend.fits += fits
 
     there = joblib_parallel.answering(client, list(sharing))
-    prefix = f"joblib-{uuid4().hex}"
-    with joblib_parallel.replicated(
-        client, there, prefix, [runner, *arrays], seconds
-    ) as replicas:
+    with joblib_parallel.replicated(client, there, [runner, *arrays]) as replicas:
         parallel = joblib_parallel.WorkerBackend(replicas, count)
         with joblib.parallel_config(parallel):
             yield backend
-        if backend.fits:
-            _warn_of_unused(arrays, replicas.used, joblib_parallel.LARGE)
-
-
-def _warn_of_unused(arrays: tuple[Any, ...], used: set[int], large: int) -> None:
-    """Log which large arrays no fit has received; the first replica is the runner's."""
-    unused = [
-        number
-        for number, array in enumerate(arrays, 1)
-        if number not in used and sizeof(array) > large
-    ]
-    if unused:
-        logger.warning(
-            "no fit received %s %s of joblib_backend, so workers held other copies, "
-            "too. Pass the objects that the fits receive: X and y of fit, in the type "
-            "that the estimator uses",
-            "array" if len(unused) == 1 else "arrays",
-            ", ".join(map(str, unused)),
-        )
 
 
 def _check_arrays(client: Client, arrays: tuple[Any, ...]) -> None:
@@ -203,21 +161,14 @@ def _check_arrays(client: Client, arrays: tuple[Any, ...]) -> None:
 # --- workers --------------------------------------------------------------------------
 
 
-def _wait_for_workers(client: Client, n_workers: Any, seconds: float) -> None:
-    count = arguments.count("n_workers", n_workers)
-    try:
-        client.wait_for_workers(count or 1, timeout=seconds)
-    # two different classes before Python 3.11
-    except (TimeoutError, asyncio.TimeoutError) as error:
-        raise NoWorkersError(
-            f"n_workers={n_workers}, but within {seconds:g} s only "
-            f"{len(client.nthreads())} joined. Start more workers, or pass a longer "
-            "timeout"
-        ) from error
-
-
 async def _workers(client: Client) -> list[WorkerCapacity]:
     entries, running = await monitor.running_workers(client)
+    if not running:
+        raise NoWorkersError(
+            "the cluster has no running worker that can run code of this client (of "
+            f"{len(entries)} workers). Start workers, and wait for them: "
+            "client.wait_for_workers(n)"
+        )
     return [
         WorkerCapacity(
             address=a,

@@ -3,9 +3,9 @@
 joblib's own backend for Dask has three faults. It waits forever if an argument or
 result does not pickle, or if workers die. It scatters arrays that fits share to one
 worker, and a search fails with that worker. It makes tasks of all joblib calls inside
-fits. This backend raises any error in the fit. It sends data that is used once with its
-task, and makes a task of other data, which Dask can run again. If all replicas of the
-shared arrays are lost, it sends the arrays again and submits the cancelled fits again.
+fits. This backend raises any error in the fit. It sends small data with each task, and
+makes a task of other data, which Dask can run again. If all replicas of the shared
+arrays are lost, it sends the arrays again and submits the cancelled fits again.
 
 This module imports joblib, which may not be installed.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -23,7 +22,6 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-import dask
 from dask._task_spec import Task
 from dask.sizeof import sizeof
 from dask.utils import apply, funcname
@@ -34,9 +32,9 @@ from joblib.parallel import AutoBatchingMixin, ParallelBackendBase
 from tlz import identity  # type: ignore[import-untyped]
 
 from clustertune.collections import graphs
-from clustertune.core.wording import plural, printable, seconds_text, workers_text
-from clustertune.errors import FunctionError, IncompleteError, NoWorkersError
-from clustertune.monitor import monitor
+from clustertune.core.wording import printable, seconds_text, workers_text
+from clustertune.errors import FunctionError, NoWorkersError
+from clustertune.monitor import connection, monitor
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
 from clustertune.remote.ending import within
@@ -45,10 +43,10 @@ from clustertune.training import remote_sums
 
 LOAD_TIMEOUT = 30.0  # seconds in which a worker loads NumPy and SciPy
 SEND_TIMEOUT = 15.0  # seconds in which a worker gets lost data again
-SMALL = 1000  # bytes up to which a value always travels with its task
-LARGE = 2**20  # bytes above which it never does: Dask warns from ten times that
+RETURN_TIMEOUT = 300.0  # seconds in which a worker comes back after the loss of all
+LARGE = 100_000  # bytes above which a value is a task of its own
 POLL_INTERVAL = 0.5  # seconds between two looks for a worker
-TRIES = 10  # times that a batch of fits is submitted while its data is lost
+TRIES = 5  # times that a batch of fits is submitted while its data is lost
 
 logger = logging.getLogger("clustertune")
 
@@ -71,8 +69,8 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         self.replicas = replicas
         self.count_fits = count_fits
         self._names = (f"{replicas.prefix}-call-{i}" for i in count())
-        #: by ``id`` the values of this call, with a future after the second use
-        self._used: dict[int, tuple[Any, Future[Any] | None]] = {}
+        #: by ``id`` the large values of this call and their futures
+        self._sent: dict[int, tuple[Any, Future[Any]]] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
 
     def effective_n_jobs(self, n_jobs: Any) -> int:  # noqa: ARG002
@@ -85,7 +83,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         return self.effective_n_jobs(n_jobs)
 
     def stop_call(self) -> None:
-        self._used.clear()
+        self._sent.clear()
 
     def submit(
         self, func: Any, callback: Callable[[Any], None]
@@ -130,27 +128,35 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         callback(result)
 
     async def _run(self, items: list[Any]) -> Any:
-        """Run a batch, again if workers took it or its data with them.
+        """Run a batch, again if all replicas of its data were lost.
 
-        Dask runs a task again that was lost with its worker, unless its scattered data
-        is lost too. It gives a task up after ``allowed-failures`` ended workers, and
-        that number holds here for all tries together.
+        Dask runs a task again that was lost with its worker, and gives it up after
+        ``allowed-failures`` ended workers. It cancels a task whose scattered data is
+        lost.
         """
         name = funcname(items[0][0])
-        keys: list[str] = []
-        while True:
-            keys.append(f"{name}-{uuid4().hex}")
-            future = self._submitted(keys[-1], items)
+        for _ in range(TRIES):
+            future = self._submitted(f"{name}-{uuid4().hex}", items)
             try:
                 (result,) = await self.client.gather([future], asynchronous=True)
-            except (FutureCancelledError, KilledWorker) as error:
-                await self._refuse_repetition(name, keys, error)
+            except KilledWorker as error:
+                worker = error.last_worker.address
+                raise _given_up(
+                    f"{name}: {error.allowed_failures + 1} workers ended while running "
+                    f"this fit, the last one {workers_text([printable(worker)])}",
+                    worker,
+                ) from error
+            except FutureCancelledError:
+                connection.refuse_closed(self.client)
             else:
                 return result
             finally:
                 # at once, because a traceback would keep the future
                 future.release()
             await self.replicas.send_lost()
+        raise _given_up(
+            f"{name}: all workers that held its data ended in each of {TRIES} tries"
+        )
 
     def _submitted(self, key: str, items: list[Any]) -> Future[Any]:
         # apart, because the traceback of a lost try keeps the variables of its frame
@@ -158,33 +164,6 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         run = self.replicas.futures[0]
         future: Future[Any] = self.client.submit(apply, run, [batch], key=key)
         return future
-
-    async def _refuse_repetition(
-        self, name: str, keys: list[str], cause: FutureCancelledError | KilledWorker
-    ) -> None:
-        """Raise an error for a batch that shall not run again."""
-        ends: list[tuple[str, str]] = []
-        if self.client.status == "running":
-            ends = await ship.on_scheduler(
-                self.client, remote_sums.ended_workers, keys=keys
-            )
-        allowed = dask.config.get("distributed.scheduler.allowed-failures")
-        if isinstance(cause, KilledWorker) or len(ends) > allowed:
-            worker, reason = ends[-1] if ends else ("unknown", str(cause))
-            error = FunctionError(
-                f"{name}: {plural(len(ends), 'worker')} ended while running this fit, "
-                f"the last one {workers_text([printable(worker)])} ({reason}), so it "
-                "is not run again. The logs of worker and nanny have more. If the fit "
-                "needs too much memory, run clustertune.resize_workers, or fit a sample"
-            )
-            error.worker = worker
-            raise error from cause
-        if self.client.status != "running" or len(keys) >= TRIES:
-            raise IncompleteError(
-                f"{name}: all workers that held the data or values that fits share "
-                f"were lost ({plural(len(keys), 'try', 'tries')}), or the client was "
-                "closed. Enter the block again when the workers are stable"
-            ) from cause
 
     def _prepared(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Return a fit with futures instead of shared and large values."""
@@ -198,21 +177,14 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         future = self.replicas.future_of(value)
         if future is not None:
             return future
-        nbytes = sizeof(value)
-        try:
-            reference = weakref.ref(value)
-        except TypeError:  # a number or a list, for example
+        if sizeof(value) <= LARGE:
             return value
-        if nbytes <= SMALL:
-            return value
-        used, sent = self._used.get(id(value), (None, None))
-        again = used is not None and used() is value  # else another object had this id
-        if not again or (sent is not None and sent.cancelled()):
-            sent = None
-        if sent is None and (again or nbytes > LARGE):
+        _, sent = self._sent.get(id(value), (None, None))
+        if sent is None or sent.cancelled():
             sent = self._as_task(value)
-        self._used[id(value)] = reference, sent
-        return value if sent is None else sent
+            # the value is kept, so no other object gets its id
+            self._sent[id(value)] = value, sent
+        return sent
 
     def _as_task(self, value: Any) -> Future[Any]:
         """Return a future of a task that Dask can run again after a loss.
@@ -225,6 +197,16 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         graph.partitions["value"] = [name]
         future: Future[Any] = graphs.submit(self.client, graph)[name]
         return future
+
+
+def _given_up(problem: str, worker: str = "") -> FunctionError:
+    error = FunctionError(
+        f"{problem}, so it is not run again. They may have exceeded their memory, see "
+        "the logs of workers and nannies. If the fit needs too much memory, run "
+        "clustertune.resize_workers, or fit a sample"
+    )
+    error.worker = worker
+    return error
 
 
 # --- on the workers -------------------------------------------------------------------
@@ -257,32 +239,20 @@ class Replicas:
     The scheduler keeps all replicas of keys with the prefix.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        workers: Sequence[str],
-        prefix: str,
-        values: Sequence[Any],
-        timeout: float,
-    ):
+    def __init__(self, client: Any, workers: Sequence[str], values: Sequence[Any]):
         self.client = client
         self.workers = workers  # that have answered
-        self.prefix = prefix
+        self.prefix = f"joblib-{uuid4().hex}"
         self.values = values
-        self.timeout = timeout  # seconds without any worker
         self.missing_since: float | None = None
         self.futures: list[Future[Any]] = []
-        self.used: set[int] = set()  # indices of objects that fits have received
         self._index = {id(value): i for i, value in enumerate(values)}
-        self._names = (f"{prefix}-{i}" for i in count())
+        self._names = (f"{self.prefix}-{i}" for i in count())
         self._sending = asyncio.Lock()
 
     def future_of(self, value: Any) -> Future[Any] | None:
         i = self._index.get(id(value))
-        if i is None:
-            return None
-        self.used.add(i)
-        return self.futures[i]
+        return None if i is None else self.futures[i]
 
     def send(self) -> None:
         """Send all objects to all workers that have answered and are still there."""
@@ -320,10 +290,10 @@ class Replicas:
     async def _wait_for_worker(self) -> None:
         self.missing_since = self.missing_since or monotonic()
         while not (await monitor.running_workers(self.client))[1]:
-            if monotonic() - self.missing_since > self.timeout:
+            if monotonic() - self.missing_since > RETURN_TIMEOUT:
                 raise NoWorkersError(
                     "all workers ended during the fits, and none came back within "
-                    f"{seconds_text(self.timeout)}. Their nannies may have given up; "
+                    f"{seconds_text(RETURN_TIMEOUT)}. Their nannies may have given up; "
                     "see their logs, start workers and enter the block again"
                 )
             await asyncio.sleep(POLL_INTERVAL)
@@ -336,14 +306,11 @@ class Replicas:
 
 @contextmanager
 def replicated(
-    client: Client,
-    workers: Sequence[str],
-    prefix: str,
-    arrays: Sequence[Any],
-    timeout: float,
+    client: Client, workers: Sequence[str], values: Sequence[Any]
 ) -> Iterator[Replicas]:
     """Replicate objects on workers and yield them."""
-    replicas = Replicas(client, workers, prefix, arrays, timeout)
+    replicas = Replicas(client, workers, values)
+    prefix = replicas.prefix
     try:
         # before the first replica exists, because the memory manager may run any time
         keep: dict[str, Any] = {"name": prefix, "owner": client.id, "prefix": prefix}

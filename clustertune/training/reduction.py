@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
+from time import monotonic
 from typing import Any
 from uuid import uuid4
-from weakref import WeakKeyDictionary, WeakSet
 
 import dask.array as da
 import numpy as np
@@ -27,7 +26,7 @@ from distributed.sizeof import safe_sizeof
 
 from clustertune.collections import graphs
 from clustertune.core.model import Key
-from clustertune.core.wording import printable
+from clustertune.core.wording import printable, seconds_text
 from clustertune.errors import (
     AlignmentError,
     FunctionError,
@@ -42,8 +41,11 @@ from clustertune.training import reduction_plan, remote_sums
 from clustertune.training.reduction_plan import Plan, Reduce, SumRequest
 
 WATCH_INTERVAL = 2.0  # seconds between two checks for lost workers
+NO_WORKER_TIMEOUT = 300.0  # seconds without any worker after which a call ends
 #: seconds after which the results of a call are released if no other call follows
 RELEASE_DELAY = 0.05
+LATEST = "_clustertune_map_reduce"  # attribute of a client: results of its last call
+MAX_REPEATED = 8_000_000  # bytes of an argument that may travel repeatedly, in total
 SMALL = 100_000  # bytes of a result up to which the client makes the last join
 MAX_SIZES = 100  # functions whose results' sizes are remembered
 
@@ -105,7 +107,8 @@ def map_reduce(
     IncompleteError
         Items were lost with a worker and cannot be recomputed.
     NoWorkersError, ConnectionLostError, VersionMismatchError
-        The cluster has no worker, is gone, or cannot run code of this client.
+        The cluster has no worker, or none for 5 minutes of the call. It is gone, or
+        cannot run code of this client.
 
     Examples
     --------
@@ -152,79 +155,53 @@ async def _run(request: SumRequest) -> Any:
     with _loaded(request) as columns:
         await _wait_for_items(request.client, [f for column in columns for f in column])
         plan, name = await _planned(request, columns), uuid4().hex
-        earlier = _earlier.setdefault(request.client, _Earlier())
         function = hash(request.function)
-        small = earlier.sizes.get(function, SMALL + 1) <= SMALL
+        small = _sizes.get(function, SMALL + 1) <= SMALL
         graph, numbers = _graph(request, plan, columns, name, small=small)
-        earlier.release()
+        _release(vars(request.client).get(LATEST, []))
         try:
             results = list(graphs.submit(request.client, graph).values())
         # a class of the user may raise any error while it is pickled
-        except Exception:
-            reduction_plan.refuse_unpicklable(request)
-            raise
-        size = None
+        except Exception as error:
+            connection.refuse_closed(request.client)
+            raise reduction_plan.unsendable("items or broadcast", error) from error
         try:
             sums = await _results(request.client, results, plan, name)
             total = sums[0]
             if len(sums) > 1:
                 total = remote_sums.join_sums(request.reduction, numbers, sums)
             size = safe_sizeof(total)
-        except (RuntimeError, KilledWorker, CancelledError) as error:
+        except BaseException as error:
+            # at once: their tasks may wait, and the traceback would keep them
+            _release(results)
             failure = _failure(error, plan)
             if failure is None:
                 raise
             raise failure from failure.__cause__ or error
-        finally:
-            earlier.note(function, results, size)
+        if len(_sizes) >= MAX_SIZES:
+            _sizes.clear()
+        _sizes[function] = size
+        _release_later(request.client, results)
         return total
 
 
-@dataclass(eq=False)
-class _Results:
-    """The results of a call. Only the timer of their release refers to them.
+_sizes: dict[int, int] = {}  # bytes of the last result, by hash of function
 
-    They refer to their client, which would not be freed if its loop ended before.
+
+def _release_later(client: Client, results: list[Future[Any]]) -> None:
+    """Release results with the graph of the next call, or after a short time.
+
+    Dask's client sends messages at most every 10 ms. If results were released at the
+    end of a call, the graph of the next call would wait for that. The list is an
+    attribute of its client, so both are freed if the event loop ends before.
     """
-
-    futures: list[Future[Any]]
-
-    def release(self) -> None:
-        while self.futures:
-            self.futures.pop().release()
+    vars(client)[LATEST] = results
+    asyncio.get_running_loop().call_later(RELEASE_DELAY, _release, results)
 
 
-@dataclass
-class _Earlier:
-    """What earlier calls of one client have left for the next one."""
-
-    results: WeakSet[_Results] = field(default_factory=WeakSet)
-    sizes: dict[int, int] = field(default_factory=dict)  # bytes, by hash of function
-
-    def note(self, function: int, futures: list[Future[Any]], size: int | None) -> None:
-        """Keep the size of a result, and the futures for a short time.
-
-        Dask's client sends messages at most every 10 ms. If results were released at
-        the end of a call, the graph of the next call would wait for that. After a
-        failure (``size`` None) they are released at once: their tasks may wait, and a
-        traceback would keep them.
-        """
-        results = _Results(futures)
-        if size is None:
-            results.release()
-            return
-        if len(self.sizes) >= MAX_SIZES:
-            self.sizes.clear()
-        self.sizes[function] = size
-        self.results.add(results)
-        asyncio.get_running_loop().call_later(RELEASE_DELAY, results.release)
-
-    def release(self) -> None:
-        for results in list(self.results):
-            results.release()
-
-
-_earlier: WeakKeyDictionary[Client, _Earlier] = WeakKeyDictionary()
+def _release(results: list[Future[Any]]) -> None:
+    while results:
+        results.pop().release()
 
 
 @contextmanager
@@ -260,11 +237,32 @@ def _loaded(request: SumRequest) -> Iterator[list[list[Future[Any]]]]:
 
 async def _wait_for_items(client: Client, futures: Sequence[Future[Any]]) -> None:
     """Wait until all items are in memory or have failed."""
+    watch = _WorkerWatch(client)
     # a client calls a key "lost" until it is recomputed after the loss of a worker
     pending = futures
     while pending := [f for f in pending if f.status in ("pending", "lost")]:
-        connection.refuse_closed(client)
+        await watch.workers()
         await graphs.wait_for_last(client, pending, WATCH_INTERVAL)
+
+
+class _WorkerWatch:
+    """Looks for workers during a wait, and ends a wait without any worker."""
+
+    def __init__(self, client: Client):
+        self._client = client
+        self._last = monotonic()  # time at which there was a worker
+
+    async def workers(self) -> Mapping[str, Any]:
+        """Return all workers by address."""
+        found: Mapping[str, Any] = (await monitor.identify(self._client))["workers"]
+        if found:
+            self._last = monotonic()
+        elif monotonic() - self._last > NO_WORKER_TIMEOUT:
+            raise NoWorkersError(
+                f"the cluster has had no worker for {seconds_text(NO_WORKER_TIMEOUT)}. "
+                "Start one, and call map_reduce again"
+            )
+        return found
 
 
 async def _results(
@@ -272,9 +270,10 @@ async def _results(
 ) -> list[Any]:
     """Wait for the results; let tasks of lost workers run on other workers."""
     gathering: asyncio.Future[list[Any]] = asyncio.ensure_future(client.gather(results))
+    watch = _WorkerWatch(client)
     try:
         while not (await asyncio.wait({gathering}, timeout=WATCH_INTERVAL))[0]:
-            workers = (await monitor.identify(client))["workers"]
+            workers = await watch.workers()
             if not plan.workers <= workers.keys():
                 await ship.on_scheduler(client, remote_sums.free_stuck, name=name)
         return await gathering
@@ -333,7 +332,8 @@ def _argument(graph: graphs.Graph, key: Key, value: Any, n_tasks: int) -> Any:
     """Return the argument as it appears in tasks."""
     if isinstance(value, Future):
         return TaskRef(value.key)
-    if reduction_plan.is_separate(sizeof(value), n_tasks):
+    # a task more, for which workers wait; otherwise each task travels with the value
+    if (n_tasks - 1) * sizeof(value) > MAX_REPEATED:
         graph.tasks[key] = Task(key, list, [_PAD, value])
         return Task(None, operator.getitem, TaskRef(key), 1)
     # copying an array aligns it
@@ -356,6 +356,7 @@ def _items(
 
 def _failure(error: BaseException, plan: Plan) -> Exception | None:
     """Return the error that explains the failure of a task; None for other errors."""
+    # an error of asyncio, which ends the call, has another class
     if isinstance(error, CancelledError):
         return IncompleteError(
             "items, broadcast futures or results are not on this cluster: they were "
@@ -365,7 +366,8 @@ def _failure(error: BaseException, plan: Plan) -> Exception | None:
         )
     if isinstance(error, KilledWorker):
         return _killed(error, plan)
-    if error.args[:1] != (remote_sums.FAILED,):
+    is_ours = isinstance(error, RuntimeError)
+    if not is_ours or error.args[:1] != (remote_sums.FAILED,):
         return None
     _, operation, number, cause, location = error.args
     text = printable(str(cause) or type(cause).__name__, longest=1000)

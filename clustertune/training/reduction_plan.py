@@ -17,15 +17,13 @@ import cloudpickle
 import dask.array as da
 import numpy as np
 from dask.base import is_dask_collection
-from dask.delayed import Delayed
 from distributed import Client, Future
 
 from clustertune.collections import inputs
-from clustertune.core.wording import plural
+from clustertune.core.wording import plural, printable
 from clustertune.errors import AlignmentError
 from clustertune.operations.call import check_client
 
-MAX_REPEATED = 8_000_000  # bytes of an argument that may travel repeatedly, in total
 JOIN_WIDTH = 4  # results of workers that one task joins
 
 Reduce = Callable[[Any, Any], Any]
@@ -100,31 +98,22 @@ def check_arguments(
     return _with_items(request, items)
 
 
-def refuse_unpicklable(request: SumRequest) -> None:
-    """Raise an error that names the argument that does not pickle.
-
-    This takes long, so it is called only after a graph could not be sent.
-    """
-    # the callback keeps arrays from being copied
-    options = {"protocol": 5, "buffer_callback": lambda _: False}
-    for i, value in enumerate(request.broadcast):
-        pickled(f"broadcast[{i}]", value, **options)
-    for i, value in enumerate(() if request.values is None else request.values):
-        pickled(f"items[{i}]", value, **options)
-
-
-def pickled(name: str, value: Any, **options: Any) -> bytes:
+def pickled(name: str, value: Any) -> bytes:
     """Pickle an argument of the user; an error names the argument."""
     try:
-        code: bytes = cloudpickle.dumps(value, **options)
+        code: bytes = cloudpickle.dumps(value)
     # a class of the user may raise any error while it is pickled
     except Exception as error:
-        raise TypeError(
-            f"{name} cannot be sent to workers: {_type(value)} does not pickle "
-            f"({error}). Remove objects of this process, such as locks, open files and "
-            "clients"
-        ) from error
+        raise unsendable(name, error) from error
     return code
+
+
+def unsendable(name: str, error: Exception) -> TypeError:
+    """Return the error for an argument that does not pickle."""
+    return TypeError(
+        f"{name} cannot be sent to workers: {printable(str(error), longest=300)}. "
+        "Remove objects of this process, such as locks, open files and clients"
+    )
 
 
 def _with_items(request: SumRequest, items: Any) -> SumRequest:
@@ -145,40 +134,20 @@ def _with_items(request: SumRequest, items: Any) -> SumRequest:
         return replace(request, values=items)
     listed = items if isinstance(items, list | tuple) else list(items)
     if all(isinstance(item, Future) for item in listed):
-        _refuse_foreign(request.client, listed)
-        return replace(request, futures=tuple(listed))
-    _refuse_mixed(listed)
-    return replace(request, values=listed)
-
-
-def _refuse_mixed(listed: Sequence[Any]) -> None:
-    for i, item in enumerate(listed):
-        if isinstance(item, Delayed):
-            raise TypeError(
-                f"items[{i}] is a Delayed, which is not computed yet. Make futures of "
-                "all: items = client.compute(items)"
+        if {future.client for future in listed} != {request.client}:
+            raise ValueError(
+                "items has futures that were released, or that another client made; "
+                "pass that client, or compute them again with this one"
             )
-        if is_dask_collection(item):
+        return replace(request, futures=tuple(listed))
+    for i, item in enumerate(listed):
+        if is_dask_collection(item) or isinstance(item, Future):
             raise TypeError(
-                f"items[{i}] is a Dask collection in a list. Pass row-aligned "
+                f"items[{i}] is a {_type(item)} in a list of values. Pass futures of "
+                "all items: items = client.compute(items). Pass row-aligned "
                 "collections in a tuple: items=(X, y)"
             )
-        if isinstance(item, Future):
-            raise TypeError(
-                f"items[{i}] is a future and others are not; pass one kind of items"
-            )
-
-
-def _refuse_foreign(client: Client, futures: Sequence[Future[Any]]) -> None:
-    for i, future in enumerate(futures):
-        owner = future.client
-        if owner is None or owner.status != "running" or future.cancelled():
-            raise ValueError(f"items[{i}] is released or cancelled; compute it again")
-        if owner is not client:
-            raise ValueError(
-                f"items[{i}] is a future of another client; pass the client that made "
-                "the futures"
-            )
+    return replace(request, values=listed)
 
 
 def _with_collections(request: SumRequest, items: tuple[Any, ...]) -> SumRequest:
@@ -304,12 +273,3 @@ def join_tree(batches: Sequence[Batch]) -> tuple[Join, ...]:
         starts = range(0, len(level), JOIN_WIDTH)
         level = [join(level[i : i + JOIN_WIDTH]) for i in starts]
     return tuple(joins)
-
-
-def is_separate(nbytes: int, n_tasks: int) -> bool:
-    """Return whether an argument of all tasks should be a separate task.
-
-    A separate task costs one more task, for which workers wait. Otherwise the
-    scheduler sends the argument once for each task.
-    """
-    return (n_tasks - 1) * nbytes > MAX_REPEATED

@@ -181,42 +181,42 @@ def _guarded(
 # --- the sum of two results -----------------------------------------------------------
 
 
-def add(total: Any, more: Any, owned: bool = False, path: str = "") -> Any:
+def add(total: Any, more: Any, owned: bool = False) -> Any:
     """Return the sum of two results of the same structure.
 
     They are numbers or arrays in dicts, lists, tuples and named tuples, or both None.
-    Arrays in an ``owned`` total are changed in place. Errors name the ``path``.
+    Arrays in an ``owned`` total are changed in place.
     """
     if owned and _same_numbers(total, more):
         total += more
         return total
     if isinstance(total, Mapping) or isinstance(more, Mapping):
         both = isinstance(total, Mapping) and isinstance(more, Mapping)
-        _require(both and total.keys() == more.keys(), total, more, path)
-        return {k: add(total[k], more[k], owned, f"{path}[{k!r}]") for k in total}
+        _require(both and total.keys() == more.keys(), total, more)
+        return {k: add(total[k], more[k], owned) for k in total}
     if isinstance(total, list | tuple) or isinstance(more, list | tuple):
         same = type(total) is type(more) and len(total) == len(more)
-        _require(same, total, more, path)
-        pairs = enumerate(zip(total, more, strict=True))
-        return _like(total, [add(a, b, owned, f"{path}[{i}]") for i, (a, b) in pairs])
+        _require(same, total, more)
+        pairs = zip(total, more, strict=True)
+        return _like(total, [add(a, b, owned) for a, b in pairs])
     if total is None and more is None:
         return None
-    more = _first(more, path)
-    _refuse_other_shape(total, more, path)
+    more = _first(more)
+    _refuse_other_shape(total, more)
     if owned and _keeps_type(total, more):
         total += more
         return total
     return total + more
 
 
-def _first(value: Any, path: str = "") -> Any:
+def _first(value: Any) -> Any:
     """Return the first value of a sum: booleans count, small integers are widened."""
     import numpy as np
 
     if isinstance(value, Mapping):
-        return {k: _first(v, f"{path}[{k!r}]") for k, v in value.items()}
+        return {k: _first(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return _like(value, [_first(v, f"{path}[{i}]") for i, v in enumerate(value)])
+        return _like(value, [_first(v) for v in value])
     if value is None:
         return None
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biu":
@@ -227,8 +227,8 @@ def _first(value: Any, path: str = "") -> Any:
     number = hasattr(value, "__add__") and not isinstance(value, str | bytes)
     if not number:
         raise TypeError(
-            f"{_at(path)}a {type(value).__name__} cannot be added up. Return numbers "
-            "and arrays, optionally in dicts, lists or tuples, or pass reduce="
+            f"a {type(value).__name__} cannot be added up. Return numbers and arrays, "
+            "optionally in dicts, lists or tuples, or pass reduce="
         )
     return value
 
@@ -240,24 +240,21 @@ def _like(one: Any, values: list[Any]) -> Any:
     return tuple(values) if isinstance(one, tuple) else values
 
 
-def _require(same: bool, total: Any, more: Any, path: str) -> None:
+def _require(same: bool, total: Any, more: Any) -> None:
     if not same:
-        raise ValueError(f"{_at(path)}{_kind(more)} after {_kind(total)}")
+        raise ValueError(f"{_kind(more)} after {_kind(total)}")
 
 
-def _refuse_other_shape(total: Any, more: Any, path: str) -> None:
+def _refuse_other_shape(total: Any, more: Any) -> None:
     shapes = [tuple(getattr(x, "shape", ())) for x in (total, more)]
     same = shapes[0] == shapes[1] and (total is None) == (more is None)
-    _require(same, total, more, path)
-    if not all(map(_equal, *(getattr(x, "axes", ()) or () for x in (total, more)))):
+    _require(same, total, more)
+    axes = zip(*(getattr(x, "axes", ()) or () for x in (total, more)), strict=False)
+    if not all(labels.equals(others) for labels, others in axes):
         raise ValueError(
-            f"{_at(path)}rows or columns have other labels than before, so pandas "
-            "would insert missing values; return the same labels for each item"
+            "rows or columns have other labels than before, so pandas would insert "
+            "missing values; return the same labels for each item"
         )
-
-
-def _equal(labels: Any, others: Any) -> bool:
-    return bool(labels.equals(others))
 
 
 def _same_numbers(total: Any, more: Any) -> bool:
@@ -295,10 +292,6 @@ def _kind(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _at(path: str) -> str:
-    return f"at {path}: " if path else ""
-
-
 # --- fits -----------------------------------------------------------------------------
 
 LIMITS = "_clustertune"  # attribute of threadpoolctl: running fits of this process
@@ -313,23 +306,16 @@ Run = Callable[[list[Fit]], list[Any]]
 # --- fits in threads of a worker ------------------------------------------------------
 
 
-def fit_runner(
-    tasks_per_machine: Mapping[str, int], threads: int | None, nested: bool
-) -> Run:
+def fit_runner(tasks_per_machine: Mapping[str, int], threads: int | None) -> Run:
     """Return a function that runs fits.
 
     ``threads`` limits native libraries; None means an equal share of the CPUs among
-    the concurrent tasks of the machine. With ``nested``, joblib calls inside a fit
-    become tasks of the cluster. Otherwise they run in the fit's threads.
+    the concurrent tasks of the machine. joblib calls inside a fit run in its threads.
     """
 
     def run(fits: list[Fit]) -> list[Any]:
         share = thread_share(get_worker(), tasks_per_machine, threads)
-        with (
-            _process_threads(share),
-            _openmp_threads(share),
-            _inner_joblib(share, nested),
-        ):
+        with _process_threads(share), _openmp_threads(share), _inner_joblib(share):
             return [function(*args, **kwargs) for function, args, kwargs in fits]
 
     return run
@@ -338,11 +324,8 @@ def fit_runner(
 @contextmanager
 def _openmp_threads(threads: int) -> Iterator[None]:
     """Limit OpenMP in this thread. Libraries loaded later are not limited."""
-    try:
-        import threadpoolctl
-    except ImportError:  # scikit-learn requires it
-        yield
-        return
+    import threadpoolctl  # scikit-learn requires it
+
     # kept in the module: a closure would travel to other workers with its pointers
     seen = vars(threadpoolctl).setdefault(OPENMP, {})
     if seen.get("modules") != len(sys.modules):  # new modules may load new libraries
@@ -352,41 +335,16 @@ def _openmp_threads(threads: int) -> Iterator[None]:
         yield
 
 
-def _inner_joblib(threads: int, nested: bool) -> AbstractContextManager[Any]:
+def _inner_joblib(threads: int) -> AbstractContextManager[Any]:
     """Return the joblib configuration for calls inside a fit."""
     import joblib
 
-    if nested:
-        config: AbstractContextManager[Any] = joblib.parallel_config("dask")
-    elif threads == 1:
+    config: AbstractContextManager[Any]
+    if threads == 1:
         config = joblib.parallel_config("sequential")
     else:
         config = joblib.parallel_config("threading", n_jobs=threads)
     return config
-
-
-# --- workers that ended ---------------------------------------------------------------
-
-
-async def ended_workers(dask_scheduler: Any, keys: list[str]) -> list[tuple[str, str]]:
-    """Return the workers that ended unexpectedly with a task of ``keys``, and why.
-
-    Dask keeps the last events only. Any client may log any event.
-    """
-
-    def events(topic: str) -> list[dict[str, Any]]:
-        logged = dask_scheduler.get_events(topic)
-        return [event for _, event in logged if type(event) is dict]
-
-    exceeded = {str(event.get("worker")) for event in events("worker-restart-memory")}
-    found = []
-    for event in events("all"):
-        is_end = event.get("action") == "remove-worker" and not event.get("expected")
-        if is_end and not event.get("processing-tasks", set()).isdisjoint(keys):
-            memory = event["worker"] in exceeded
-            reason = "exceeded its memory limit" if memory else "its process ended"
-            found.append((event["worker"], reason))
-    return found
 
 
 # --- threads of a process -------------------------------------------------------------
@@ -408,11 +366,8 @@ def _process_threads(threads: int) -> Iterator[None]:
 
     The first of several concurrent calls sets the limit, and the last one restores it.
     """
-    try:
-        import threadpoolctl
-    except ImportError:  # scikit-learn requires it
-        yield
-        return
+    import threadpoolctl
+
     # kept in the module, because this one may be several modules in a process
     state = vars(threadpoolctl).setdefault(LIMITS, {"lock": Lock(), "running": 0})
     with state["lock"]:

@@ -22,6 +22,7 @@ import pytest
 from distributed import Client, Event, LocalCluster, get_worker, wait
 from distributed.utils_test import inc
 
+from clustertune.collections import graphs
 from clustertune.errors import (
     AlignmentError,
     FunctionError,
@@ -73,7 +74,7 @@ async def test_arrays_are_aligned(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """Arrays are aligned on all workers, both in tasks and as separate tasks."""
-    monkeypatch.setattr(reduction_plan, "MAX_REPEATED", limit)
+    monkeypatch.setattr(reduction, "MAX_REPEATED", limit)
 
     def f(i: int, x: Any, y: Any) -> int:
         return (x.ctypes.data | y.ctypes.data) % 8
@@ -127,7 +128,9 @@ async def test_lazy_data_is_loaded_for_the_call(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_futures_are_items(c: Any, s: Any, a: Any, b: Any) -> None:
+async def test_futures_are_items(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     futures = c.map(inc, range(6))
     assert await map_reduce(c, lambda x, y: x * y, futures, broadcast=(2,)) == 42
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
@@ -138,8 +141,15 @@ async def test_futures_are_items(c: Any, s: Any, a: Any, b: Any) -> None:
         await map_reduce(c, inc, failed)
     for future in futures:
         await future.cancel()
-    with pytest.raises(ValueError, match=r"items\[0\] is released or cancelled"):
+    with pytest.raises(IncompleteError, match="were cancelled"):
         await map_reduce(c, inc, futures)
+    monkeypatch.setattr(reduction_plan, "have_one_scheduler", lambda *_: False)
+    async with Client(address, asynchronous=True, set_as_default=False) as far:
+        elsewhere = far.submit(inc, 1)
+        with pytest.raises(ValueError, match="are on another cluster"):
+            await map_reduce(c, inc, [elsewhere])
+    with pytest.raises(ValueError, match="whose client is closed"):
+        await map_reduce(c, inc, [elsewhere])
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -147,7 +157,7 @@ async def test_iterations_leave_no_data(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call sends the array as a new task, and releases its tasks."""
-    monkeypatch.setattr(reduction_plan, "MAX_REPEATED", 100)
+    monkeypatch.setattr(reduction, "MAX_REPEATED", 100)
     w, most = np.ones(1000), 0
     for _ in range(20):
         step = await map_reduce(c, lambda i, w: w[:3] * i, range(9), broadcast=(w,))
@@ -217,7 +227,7 @@ def test_a_client_whose_loop_has_ended_is_freed() -> None:
             Client(cluster, asynchronous=True) as client,
         ):
             assert await map_reduce(client, inc, range(9)) == 45
-            assert len(reduction._earlier[client].results) == 1
+            assert len(vars(client)[reduction.LATEST]) == 1
             return weakref.ref(client)
 
     client = asyncio.run(run())
@@ -289,7 +299,7 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
         (TypeError, "func cannot be sent", lambda: map_reduce(c, lambda i: lock, [1])),
         (TypeError, "in a tuple", lambda: map_reduce(c, inc, [X, X])),
         (TypeError, "client.compute", lambda: map_reduce(c, inc, X.to_delayed()[0])),
-        (TypeError, "others are not",
+        (TypeError, r"items\[1\] is a Future in a list of values",
          lambda: map_reduce(c, inc, [1, c.submit(inc, 1)])),
         (TypeError, "y must be a Dask", lambda: map_reduce(c, inc, (X, [1]))),
         (AlignmentError, "2 partitions and y has 5",
@@ -302,9 +312,9 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
     for error, said, call in cases:
         with pytest.raises(error, match=said):
             await call()
-    with pytest.raises(TypeError, match=r"broadcast\[1\] cannot be sent"):
+    with pytest.raises(TypeError, match="items or broadcast cannot be sent to workers"):
         await map_reduce(c, inc, [1], broadcast=(1, lock))
-    with pytest.raises(TypeError, match=r"items\[1\] cannot be sent"):
+    with pytest.raises(TypeError, match="items or broadcast cannot be sent to workers"):
         await map_reduce(c, inc, [1, lock])
     rows = dd.from_pandas(pd.DataFrame({"x": range(10)}), npartitions=2)
     with pytest.raises(FunctionError, match="5 and 4 rows"):
@@ -315,6 +325,31 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
 async def test_no_workers(c: Any, s: Any) -> None:
     with pytest.raises(NoWorkersError, match=r"wait_for_workers\(1\)"):
         await map_reduce(c, inc, [1])
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_lazy_data_without_workers(
+    c: Any, s: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not waited for without an end, and nothing remains."""
+    monkeypatch.setattr(reduction, "WATCH_INTERVAL", 0.05)
+    monkeypatch.setattr(reduction, "NO_WORKER_TIMEOUT", 0.2)
+    with pytest.raises(NoWorkersError, match=r"has had no worker for 0\.2 s"):
+        await map_reduce(c, np.sum, da.ones((10, 2), chunks=(5, 2)))
+    await soon(lambda: not s.tasks)
+
+
+def test_large_arguments_of_many_tasks_are_separate() -> None:
+    def is_separate(nbytes: int, n_tasks: int) -> bool:
+        graph = graphs.Graph()
+        value = np.empty(nbytes, "u1")  # the kernel never allocates its pages
+        reduction._argument(graph, "key", value, n_tasks)
+        return bool(graph.tasks)
+
+    assert not is_separate(8_000_000, 2)
+    assert is_separate(8_000_001, 2)
+    assert is_separate(1_000_000, 10)
+    assert not is_separate(1 << 30, 1)
 
 
 @gen_cluster(client=True, nthreads=TWO)

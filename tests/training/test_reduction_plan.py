@@ -95,10 +95,3 @@ def test_a_thread_gets_its_share_of_bytes() -> None:
     partitions = [{"a": 600}, {"a": 200}, {"a": 200}, {"a": 200}]
     batches = reduction_plan.group_by_holder(partitions, {"a": 2})
     assert [tuple(b.items) for b in batches] == [(0,), (1, 2, 3)]
-
-
-def test_large_arguments_of_many_tasks_are_separate() -> None:
-    assert not reduction_plan.is_separate(8_000_000, 2)
-    assert reduction_plan.is_separate(8_000_001, 2)
-    assert reduction_plan.is_separate(1_000_000, 10)
-    assert not reduction_plan.is_separate(1 << 40, 1)
