@@ -65,6 +65,8 @@ class Context:
         self.size: int = given["size"]
         self.spec: dict[str, list[str]] = {r: list(p) for r, p in given["spec"]}
         self.threads: int = worker.state.nthreads
+        self.steps: int | None = given["steps"]
+        self.state: Any = None  # unpickled before the function is called
         #: combines the stop requests of all ranks; a framework may replace it
         self.agree: Callable[[bool], bool] = bool
         #: set when another role failed; a framework's collective calls must end then
@@ -72,27 +74,7 @@ class Context:
         self._worker = worker
         self._endpoint = endpoint
         self._key = key
-        self._partitions: list[tuple[Any, ...]] | None = given["partitions"]
-        self._batch_size: int | None = given["batch_size"]
-        self._synchronous: bool = given["synchronous"]
-        self._rows: list[list[int]] = given["rows"]
-        self._saved: bytes | None = given["state"]
-        self._state: Any = None
-
-    @property
-    def state(self) -> Any:
-        # unpickled in the function, so an error is an error of the function
-        if self._saved is not None:
-            self._state, self._saved = pickle.loads(self._saved), None
-        return self._state
-
-    @property
-    def steps(self) -> int | None:
-        if self._partitions is None:
-            return None
-        if self._batch_size is None:
-            return min(sum(n > 0 for n in counts) for counts in self._rows)
-        return min(sum(counts) // self._batch_size for counts in self._rows)
+        self._given = given
 
     def batches(self, epochs: int = 1) -> Iterator[Rows]:
         """Iterate over the rows on this worker with their labels.
@@ -107,23 +89,30 @@ class Context:
         tuple
             The rows of the batch from each collection: read-only arrays, or frames.
         """
-        if self._partitions is None:
+        partitions, size = self._given["partitions"], self._given["batch_size"]
+        if partitions is None:
             raise RuntimeError(
                 f"role {self.role} has no data: run_roles places data= on the workers "
-                "of target_role only. Pass data= and target_role= to run_roles"
+                'of the only role, or of the role "worker". Pass data= to run_roles'
             )
-        steps = self.steps if self._synchronous else None
+        steps = self.steps if self._given["synchronous"] else None
         return (
             batch
             for _ in range(epochs)
-            for batch in split_rows(self._read(), self._batch_size, steps)
+            for batch in split_rows(map(self._take, partitions), size, steps)
         )
 
-    def _read(self) -> Iterator[Rows]:
-        for keys in self._partitions or ():
-            yield self._on_loop(self._take, keys)
-
     def _take(self, keys: tuple[Any, ...]) -> Rows:
+        """Read a partition on the event loop, which alone changes the worker's data."""
+        reading = asyncio.run_coroutine_threadsafe(
+            self._read(keys), self._endpoint.loop
+        )
+        while not futures.wait([reading], POLL_INTERVAL).done:
+            if not self.is_wanted():  # a stopped event loop never answers
+                raise RuntimeError("this role has ended, so it reads no more data")
+        return reading.result()
+
+    async def _read(self, keys: tuple[Any, ...]) -> Rows:
         """Read a partition from the worker's memory or disk."""
         gone = [key for key in keys if key not in self._worker.data]
         if gone:
@@ -133,20 +122,11 @@ class Context:
             )
         return tuple(_protected(self._worker.data[key]) for key in keys)
 
-    def _on_loop(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function on the event loop, which alone changes the worker's data."""
-
-        async def call() -> Any:
-            return function(*arguments)
-
-        future = asyncio.run_coroutine_threadsafe(call(), self._endpoint.loop)
-        while not futures.wait([future], POLL_INTERVAL).done:
-            if not self.is_wanted():  # a stopped event loop never answers
-                raise RuntimeError("this role has ended, so it reads no more data")
-        return future.result()
-
     def report(self, score: Any) -> None:
-        """Send any object that pickles to the ``scores`` of ``run_roles``."""
+        """Send any object that pickles to the ``scores`` of ``run_roles``.
+
+        If 10,000 scores wait for the client, the oldest one is dropped.
+        """
         self._endpoint.send("score", pickle.dumps(score))
 
     def save(self, state: Any) -> None:
@@ -256,7 +236,7 @@ def _concatenated(slices: list[Any]) -> Any:
 
 # --- a role on a worker ---------------------------------------------------------------
 
-ENDPOINTS = "clustertune_roles"  # attribute of a worker: its endpoints by name
+ENDPOINT = "clustertune_roles-"  # and a name: a handler of a worker
 VARIABLE = "CLUSTERTUNE_ROLE"  # variable of a process whose environment a role has set
 MAX_LINES = 10_000  # scores that wait for the client
 STOP_TIMEOUT = 5.0  # seconds in which the client answers a failure with a stop
@@ -273,7 +253,7 @@ REGISTERED, READY, RUNNING, ENDED, FAILED = (
 
 def handler_name(name: str) -> str:
     """Return the name of an endpoint among the handlers of its worker."""
-    return f"{ENDPOINTS}-{name}"
+    return ENDPOINT + name
 
 
 # --- called by the client, on the worker's event loop ---------------------------------
@@ -303,26 +283,25 @@ def register(dask_worker: Any, name: str, expiry: float) -> str:
     Without a task it expires ``expiry`` seconds after the last message of its client.
     Only the client has the name.
     """
-    endpoint = Endpoint(dask_worker, name, expiry)
-    vars(dask_worker).setdefault(ENDPOINTS, {})[name] = endpoint
-    return endpoint.address
+    return Endpoint(dask_worker, name, expiry).address
 
 
 class Endpoint:
-    """The state of a role on its worker: stage, news for the client, commands."""
+    """The state of a role on its worker: stage, news for the client, commands.
+
+    Its timer or its task refers to it.
+    """
 
     def __init__(self, worker: Any, name: str, expiry: float):
         self.worker = worker
         self.name = name
         self.expiry = expiry
         self.stage = REGISTERED
-        self.error: bytes | None = None  # pickled
-        self.location = ""  # file and line of the error
+        self.error: bytes | None = None  # pickled, with its file and line
         self.commanded = threading.Event()  # the client has sent start or stop
         self.stopped = threading.Event()  # the client has sent stop
         self.aborted = threading.Event()  # the client has sent abort
         self.lines: deque[tuple[int, str, bytes]] = deque(maxlen=MAX_LINES)
-        self.dropped = 0  # scores beyond MAX_LINES
         self.version = 0  # counts the news
         self.lock = threading.Lock()
         self.loop = asyncio.get_running_loop()
@@ -367,9 +346,7 @@ class Endpoint:
             return {
                 "stage": self.stage,
                 "error": self.error,
-                "location": self.location,
                 "lines": [list(line[1:]) for line in self.lines],
-                "dropped": self.dropped,
                 "version": self.version,
             }
 
@@ -385,17 +362,13 @@ class Endpoint:
         self.timer.cancel()
         self.close_port()
         self.worker.handlers.pop(handler_name(self.name), None)
-        endpoints = getattr(self.worker, ENDPOINTS, {})
-        endpoints.pop(self.name, None)
-        if not endpoints:
-            vars(self.worker).pop(ENDPOINTS, None)
 
     # --- called in the thread of the task ---------------------------------------------
 
     def enter(self, stage: str, error: BaseException | None = None) -> None:
         if error is not None:
-            self.error = pickle.dumps(picklable_error(error))
-            self.location = error_location(error)
+            found = picklable_error(error), error_location(error)
+            self.error = pickle.dumps(found)
         with self.lock:
             self.stage = stage
             self.version += 1
@@ -410,7 +383,6 @@ class Endpoint:
             if kind == "state":
                 rest = [line for line in self.lines if line[1] != kind]
                 self.lines = deque(rest, maxlen=MAX_LINES)
-            self.dropped += len(self.lines) == MAX_LINES
             self.version += 1
             self.lines.append((self.version, kind, data))
         self._on_loop(self.changed.set)
@@ -433,7 +405,7 @@ class Endpoint:
 
     def end(self, wanted: bool) -> None:
         """Start the timer, because the client may still have to read the news."""
-        if not wanted or self.name not in getattr(self.worker, ENDPOINTS, {}):
+        if not wanted or self.forgotten:
             self._on_loop(self.forget)
         else:
             self._on_loop(self._restart_timer)
@@ -448,7 +420,6 @@ class Endpoint:
 
 def _handler(endpoint: Endpoint) -> Callable[..., Any]:
     """Return a handler with a weak reference, because distributed caches handlers."""
-    reference = weakref.ref(endpoint)
 
     async def answer(
         command: str, seen: int = 0, timeout: float = 0
@@ -456,6 +427,7 @@ def _handler(endpoint: Endpoint) -> Callable[..., Any]:
         found = reference()
         return None if found is None else await found.answer(command, seen, timeout)
 
+    reference = vars(answer)["endpoint"] = weakref.ref(endpoint)
     return answer
 
 
@@ -470,12 +442,13 @@ def run_role(name: str, key: str, pickled: bytes) -> Any:
     """Wait for the start command and return the result of a role's function.
 
     The name is that of the endpoint, the key that of this task. Settings are the values
-    that :class:`Context` reads, such as ``partitions`` (keys) and ``rows`` (per
-    partition, by rank), and ``code`` (the pickled function), ``around`` (a pickled
-    context manager) and ``environment``.
+    that :class:`Context` reads, such as ``partitions`` (keys), and ``code`` (the
+    pickled function), ``state`` (pickled, or None), ``around`` (a pickled context
+    manager) and ``environment``.
     """
     worker: Any = get_worker()
-    endpoint = getattr(worker, ENDPOINTS, {}).get(name)
+    handler = worker.handlers.get(handler_name(name))
+    endpoint = None if handler is None else handler.endpoint()
     if endpoint is None or endpoint.stage != REGISTERED:
         raise RuntimeError(
             "clustertune: this role has ended, or this worker process is not the one "
@@ -494,12 +467,10 @@ def run_role(name: str, key: str, pickled: bytes) -> Any:
             result = _call(endpoint, context, settings)
         endpoint.enter(ENDED)
     # user code may raise anything; SystemExit would end the worker's thread
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
         if endpoint.stage != FAILED:
             endpoint.enter(FAILED, error)
-        # Dask sends the error too, and logs at length if it does not pickle
-        if isinstance(error, Exception) and _keeps_type(error, endpoint.error):
-            raise
+        # Dask sends an error too, and logs at length if it does not pickle
         raise RuntimeError(f"{type(error).__name__}: {error}") from None
     else:
         return result
@@ -513,6 +484,8 @@ def _call(endpoint: Endpoint, context: Context, settings: Settings) -> Any:
     around = pickle.loads(settings["around"])
     with environment(settings["environment"]), around(context):
         try:
+            if settings["state"] is not None:
+                context.state = pickle.loads(settings["state"])
             return function(context)
         except BaseException as error:
             # The context manager closes connections, and other roles fail at that.
@@ -546,7 +519,3 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
             else:
                 os.environ[variable] = value
         os.environ.pop(VARIABLE, None)
-
-
-def _keeps_type(error: BaseException, pickled: bytes | None) -> bool:
-    return pickled is not None and type(pickle.loads(pickled)) is type(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from distributed import Client
 
 from clustertune.collections import graphs, inputs
 from clustertune.core import arguments
+from clustertune.core.model import Key
 from clustertune.core.wording import names_text, plural, printable, workers_text
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.monitor import monitor
@@ -31,14 +32,11 @@ from clustertune.remote import ship
 from clustertune.training import frameworks, remote_roles
 from clustertune.training.frameworks import Framework
 from clustertune.training.reduction_plan import pickled
-from clustertune.training.running_roles import Lifecycle, Roles, RoleState, by_role
+from clustertune.training.running_roles import Roles, RoleState, by_role
 
 ANSWER_TIMEOUT = 10.0  # seconds in which a worker answers
 EXPIRY = 60.0  # seconds for which an endpoint without a task waits for this client
 EXAMPLE = 'like {"worker": (2, train), "scorer": (1, score)}'
-SHARED_PROCESS = (
-    "in one process with others, where roles of a framework would share its environment"
-)
 PRIORITY = 1000  # so that a role does not wait for queued tasks
 
 
@@ -48,19 +46,18 @@ def run_roles(
     *,
     data: Any = None,
     framework: str | None = None,
-    target_role: str | None = None,
     batch_size: int | None = None,
     states: Mapping[str, Sequence[bytes | None]] | None = None,
     timeout: str | float = "5 minutes",
     grace: str | float = "10s",
-    progress: bool | Callable[[str, float | None], None] | None = None,
 ) -> Any:
     """Run functions concurrently, each on its own worker, until all have ended.
 
     Each role gets a worker: idle workers first, spread over hosts. The data is placed
-    on the workers of ``target_role``. Each role gets a free port and the addresses of
-    all roles. Then all functions are called with a context at the same time. If one
-    fails or its worker is lost, all others are asked to stop.
+    on the workers of the target role: the only one, or the one named ``"worker"``. Each
+    role gets a free port and the addresses of all roles. Then all functions are called
+    with a context at the same time. If one fails or its worker is lost, or all members
+    of the target role have ended, all others are asked to stop.
 
     Parameters
     ----------
@@ -76,9 +73,6 @@ def run_roles(
     framework
         ``"torch"`` or ``"tensorflow"`` sets the environment of each role for that
         framework. None sets nothing.
-    target_role
-        The role that has the data. When all its members have ended, the other roles
-        are asked to stop. The default is a single role, else ``"worker"``.
     batch_size
         Rows per batch of ``ctx.batches``. The default is one partition.
     timeout
@@ -89,8 +83,6 @@ def run_roles(
     grace
         Seconds, or a duration, in which roles must end after an error, an interruption
         or the end of the ``with`` block.
-    progress
-        Progress of placing the data, as for :func:`clustertune.prepare`.
 
     Returns
     -------
@@ -132,30 +124,25 @@ def run_roles(
     if not isinstance(roles, Mapping) or not roles:
         raise TypeError(f"roles must be a mapping, {EXAMPLE}; it was {roles!r:.200}")
     chosen = frameworks.choose(framework, roles)
-    members = {name: _members(name, value) for name, value in roles.items()}
-    if target_role is None:
-        target_role = next(iter(members)) if len(members) == 1 else "worker"
-    if target_role not in members:
+    codes = {name: _code(name, value) for name, value in roles.items()}
+    sizes = {name: number for name, (number, _) in roles.items()}
+    if len(roles) > 1 and "worker" not in roles:
         raise ValueError(
-            f"target_role={target_role!r} must be a role, because it has the data and "
-            f"its end stops the others; the roles are "
-            f"{', '.join(map(repr, members))}. Pass one of them: "
-            f"target_role={next(iter(members))!r}"
+            'one of several roles must be named "worker", because it has the data and '
+            f"its end stops the others; the roles are {', '.join(map(repr, roles))}"
         )
-    lifecycle = Lifecycle(
-        target=target_role,
-        timeout=arguments.duration("timeout", timeout),
-        grace=arguments.duration("grace", grace),
-    )
+    _refuse_other_states(states, sizes)
     request = _Request(
         client=client,
         framework=chosen,
-        members=members,
+        sizes=sizes,
+        codes=codes,
+        target="worker" if len(roles) > 1 else next(iter(roles)),
         data=_collections(client, data),
         batch_size=arguments.count("batch_size", batch_size),
-        states=_states(states, members),
-        lifecycle=lifecycle,
-        progress=progress,
+        states=states,
+        timeout=arguments.duration("timeout", timeout),
+        grace=arguments.duration("grace", grace),
     )
     return sync(client, _run, request)
 
@@ -163,66 +150,43 @@ def run_roles(
 # --- arguments ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Members:
-    number: int
-    code: bytes  # pickled function
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Request:
     client: Client
     framework: Framework
-    members: Mapping[str, _Members]  # by role
+    sizes: Mapping[str, int]  # number of members by role
+    codes: Mapping[str, bytes]  # pickled functions by role
+    target: str  # role that has the data
     data: tuple[Any, ...]  # collections
     batch_size: int | None
-    states: Mapping[str, Sequence[bytes | None]]  # of an earlier attempt, by rank
-    lifecycle: Lifecycle
-    progress: Any
-
-    @property
-    def target(self) -> str:
-        return self.lifecycle.target
+    states: Mapping[str, Sequence[bytes | None]] | None  # of an earlier attempt
+    timeout: float
+    grace: float
 
 
-def _members(name: Any, value: Any) -> _Members:
-    """Check a role, ``(number, function)``."""
-    if not isinstance(name, str) or not name.isprintable() or not name:
-        raise TypeError(f"roles: a name must be a text, {EXAMPLE}; one is {name!r}")
-    is_pair = isinstance(value, tuple) and len(value) == 2
-    number, function = value if is_pair else (None, None)
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+def _code(name: Any, value: Any) -> bytes:
+    """Check a role, ``(number, function)``, and return its pickled function."""
+    is_name = isinstance(name, str) and name.isprintable() and name
+    number, function = value if isinstance(value, tuple) and len(value) == 2 else (0, 0)
+    is_number = isinstance(number, int) and not isinstance(number, bool) and number > 0
+    if not is_name or not is_number or not callable(function):
         raise ValueError(
-            f"roles[{name!r}]={value!r:.200} must be (number, function) with a number "
-            f"of at least 1, {EXAMPLE}"
+            f"roles[{name!r:.200}]={value!r:.200} must have a text as name and "
+            f"(number, function) with a number of at least 1, {EXAMPLE}"
         )
-    if not callable(function):
-        raise TypeError(
-            f"roles[{name!r}] must have a function of ctx; it has "
-            f"{type(function).__name__}"
-        )
-    return _Members(number, pickled(f"the function of roles[{name!r}]", function))
+    return pickled(f"the function of roles[{name!r}]", function)
 
 
-def _states(states: Any, members: Mapping[str, _Members]) -> Mapping[str, Any]:
-    """Check the states of an earlier attempt."""
-    if states is not None and not isinstance(states, Mapping):
-        raise TypeError(
-            "states must be roles.states of an earlier call, a mapping; it is a "
-            f"{type(states).__name__}"
+def _refuse_other_states(states: Any, sizes: Mapping[str, int]) -> None:
+    """Refuse states that are not those of an earlier call with the same roles."""
+    is_mapping = isinstance(states, Mapping)
+    found = {r: len(x) for r, x in states.items()} if is_mapping else None
+    if states is not None and found != sizes:
+        ranks = ", ".join(f"{role}: {n}" for role, n in sizes.items())
+        raise ValueError(
+            f"states must be roles.states of an earlier call with the same roles "
+            f"({ranks}), with one state for each rank"
         )
-    for role, saved in (states or {}).items():
-        number = members[role].number if role in members else 0
-        known = isinstance(saved, list | tuple) and all(
-            x is None or isinstance(x, bytes) for x in saved
-        )
-        if not known or len(saved) != number:
-            ranks = ", ".join(f"{name}: {m.number}" for name, m in members.items())
-            raise ValueError(
-                f"states[{role!r}] must have bytes or None for each rank ({ranks}). "
-                "Pass roles.states of an earlier call with the same roles"
-            )
-    return states or {}
 
 
 def _collections(client: Client, data: Any) -> tuple[Any, ...]:
@@ -230,8 +194,6 @@ def _collections(client: Client, data: Any) -> tuple[Any, ...]:
         return ()
     several = isinstance(data, tuple | Prepared)
     found = tuple(data) if several else (data,)
-    if not found:
-        raise ValueError("data is empty; leave it out, or pass data=(X, y)")
     check_client(client, inputs.of_rows(found))
     return found
 
@@ -295,7 +257,7 @@ def _able(
     for one in sorted(candidates, key=lambda c: c.tasks):
         reason = one.refusal
         if reason is None and own_process and (one.host, one.process) in processes:
-            reason = SHARED_PROCESS
+            reason = "in one process with others, and a framework needs its own"
         if reason is None:
             able.append(one)
             processes.add((one.host, one.process))
@@ -326,7 +288,7 @@ async def _assigned(request: _Request) -> dict[str, list[Candidate]]:
         modules=list(framework.modules),
     )
     return assign(
-        {role: m.number for role, m in request.members.items()},
+        request.sizes,
         [candidate(a, entries[a], answers.get(a), held.get(a, 0)) for a in entries],
         first=request.target,
         own_process=framework.own_process,
@@ -374,7 +336,15 @@ async def _run(request: _Request) -> Roles:
         name = uuid4().hex  # of the endpoints
         await _register(request, name, states)
         _submit(request, name, states)
-        found = Roles(request.client, name, states, request.lifecycle, stack.pop_all())
+        found = Roles(
+            request.client,
+            name,
+            states,
+            stack.pop_all(),
+            target=request.target,
+            timeout=request.timeout,
+            grace=request.grace,
+        )
     await found.begun()
     return found
 
@@ -389,8 +359,7 @@ async def _place(
         *request.data,
         workers=[m.worker for m in members],
         estimator=request.framework.workload,
-        timeout=request.lifecycle.timeout,
-        progress=request.progress,
+        timeout=request.timeout,
     )
     prepared: Prepared = await placing
     collections = list(prepared)
@@ -400,6 +369,8 @@ async def _place(
     keys = [key for column in columns for key in column]
     holders = await scheduler.who_has(keys=keys)
     counts = prepared.after.rows.tolist()
+    partitions: dict[RoleState, list[tuple[Key, ...]]] = {m: [] for m in members}
+    rows: dict[RoleState, list[int]] = {m: [] for m in members}  # by partition
     for count, partition in zip(counts, zip(*columns, strict=True), strict=True):
         held_by = [holders.get(key, ()) for key in partition]
         home = next((m for m in members if all(m.worker in h for h in held_by)), None)
@@ -408,16 +379,22 @@ async def _place(
                 f"partition {printable(str(partition[0]), longest=100)} was lost or "
                 "moved before the roles began. Call run_roles again"
             )
-        home.partitions.append(partition)
-        home.rows.append(count)
-    fewest = min(sum(m.rows) for m in members)
+        partitions[home].append(partition)
+        rows[home].append(count)
+    size = request.batch_size
+    steps = min(
+        sum(n > 0 for n in counts) if size is None else sum(counts) // size
+        for counts in rows.values()
+    )
     # ranks that run in step wait for a rank without a batch
-    if request.framework.synchronous and fewest < (request.batch_size or 1):
+    if request.framework.synchronous and not steps:
         raise ValueError(
-            f"batch_size={request.batch_size}, but one of the "
-            f"{len(members)} {request.target} roles has {fewest:,} rows, so it has no "
-            "batch. Pass a smaller batch_size, fewer of these roles, or more data"
+            f"batch_size={size}, but one of the {len(members)} {request.target} roles "
+            f"has {min(map(sum, rows.values())):,} rows, so it has no batch. Pass a "
+            "smaller batch_size, fewer of these roles, or more data"
         )
+    for member in members:
+        member.partitions, member.steps = partitions[member], steps
 
 
 async def _register(request: _Request, name: str, states: Sequence[RoleState]) -> None:
@@ -467,18 +444,17 @@ def _settings(
     if framework.own_process:
         mark = f"{role} {rank} of roles {name[:8]}"
         environment = {**environment, remote_roles.VARIABLE: mark}
-    has_data = bool(request.data) and role == request.target
     return {
         "role": role,
         "rank": rank,
-        "size": request.members[role].number,
+        "size": request.sizes[role],
         "spec": list(spec.items()),
-        "code": request.members[role].code,
+        "code": request.codes[role],
         "around": ship.pickled(framework.around),
         "environment": environment,
         "batch_size": request.batch_size,
         "synchronous": framework.synchronous,
-        "partitions": state.partitions if has_data else None,
-        "rows": by_role(states, lambda s: s.rows)[role],
-        "state": dict(enumerate(request.states.get(role, ()))).get(rank),
+        "partitions": state.partitions,
+        "steps": state.steps,
+        "state": request.states[role][rank] if request.states else None,
     }

@@ -11,7 +11,7 @@ import logging
 import pickle
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -62,12 +62,11 @@ class RoleState:
     worker: str  # address
     id: str | int  # of the worker
     address: str = ""  # host:port
-    partitions: list[tuple[Key, ...]] = field(default_factory=list)  # of its data
-    rows: list[int] = field(default_factory=list)  # of each partition
+    partitions: list[tuple[Key, ...]] | None = None  # of its data
+    steps: int | None = None  # batches per epoch that every rank has
     future: Any = None  # of its task
     stage: str = REGISTERED
     seen: int = 0  # version of the latest news
-    dropped: int = 0  # scores beyond the limit
     result: Any = None
     saved: bytes | None = None  # pickled, the last state
     over: bool = False  # its task has ended, or it cannot be reached
@@ -86,15 +85,6 @@ class RoleState:
     ) -> None:
         """Record a failure; the first one is kept."""
         self.failure = self.failure or Failure(monotonic(), text, error, lost)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lifecycle:
-    """When roles begin and end."""
-
-    target: str  # the other roles stop when all members of this role have ended
-    timeout: float  # seconds in which all roles must be ready
-    grace: float  # seconds in which stopped roles must end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,13 +185,18 @@ class Roles(ClientContext):
         client: Client,
         name: str,
         states: Sequence[RoleState],
-        lifecycle: Lifecycle,
         resources: AsyncExitStack,
+        *,
+        target: str,
+        timeout: float,
+        grace: float,
     ):
         self._client = client
         self._name = name  # of the endpoints on the workers
         self._states = states
-        self._lifecycle = lifecycle
+        self._target = target  # role whose end stops the other roles
+        self._timeout = timeout  # seconds in which all roles must be ready
+        self._grace = grace  # seconds in which stopped roles must end
         self._resources = resources  # released when all roles have ended
         self.spec = by_role(states, lambda s: s.address)
         self.workers = by_role(states, lambda s: s.worker)
@@ -375,28 +370,27 @@ class Roles(ClientContext):
 
     async def _leave_stage(self, stage: str) -> None:
         """Wait until no role is at a stage; roles that are late have failed."""
-        timeout = self._lifecycle.timeout
         left = self._holds(lambda: not self._at(stage) or self._is_ending())
         try:
-            await within(left, timeout)
+            await within(left, self._timeout)
         except asyncio.TimeoutError:
+            limit = seconds_text(self._timeout)
             for state in self._at(stage):
                 state.fail(
-                    f"{state} did not begin within {seconds_text(timeout)}: other "
+                    f"{state} did not begin within {limit}: other "
                     "tasks occupy its worker, or the worker is paused or frozen. See "
                     "the dashboard, or pass a longer timeout"
                 )
 
     async def _wait_for_end(self) -> None:
         """Wait until all roles have ended or must end."""
-        leading = [s for s in self._states if s.role == self._lifecycle.target]
+        leading = [s for s in self._states if s.role == self._target]
         await self._holds(lambda: self._is_ending() or all(s.over for s in leading))
         if not self._is_ending() and not self._all_over():
             self._start(self._command("stop"))
         await self._holds(lambda: self._is_ending() or self._all_over())
 
     async def _finish(self) -> None:
-        grace = self._lifecycle.grace
         for state in self._at(REGISTERED):  # releasing their futures ends their tasks
             self._listeners[state].cancel()
         # a role may wait for a failed one in native code, where a stop has no effect
@@ -404,11 +398,11 @@ class Roles(ClientContext):
         # a separate task, because a frozen worker does not answer
         self._start(self._command(command))
         with suppress(asyncio.TimeoutError):  # the error names the running roles
-            await within(self._holds(self._all_over), grace)
-        self._cause = failure_cause(self._states, grace)
+            await within(self._holds(self._all_over), self._grace)
+        self._cause = failure_cause(self._states, self._grace)
         await end_tasks(*self._tasks)
         with suppress(asyncio.TimeoutError):  # endpoints expire without a command
-            await within(self._command("forget"), grace)
+            await within(self._command("forget"), self._grace)
         for state in self._states:
             state.future.release()
         try:
@@ -468,20 +462,12 @@ class Roles(ClientContext):
                 score = Score(role=state.role, rank=state.rank, value=value)
                 self._scores.append(score)
         if answer["error"] is not None:
-            error = pickle.loads(answer["error"])  # noqa: S301
+            error, location = pickle.loads(answer["error"])  # noqa: S301
             text = printable(str(error) or repr(error), longest=1000)
-            location = printable(answer["location"], longest=300)
+            location = printable(location, longest=300)
             text = f"{state} failed: {type(error).__name__}: {text} ({location})"
             state.fail(text, error)
-        if answer["dropped"] > state.dropped:
-            logger.warning(
-                "%s reports faster than this client reads, so %s scores "
-                "were dropped; report less often",
-                state,
-                answer["dropped"],
-            )
         state.seen, state.stage = answer["version"], answer["stage"]
-        state.dropped = answer["dropped"]
 
     async def _watch_workers(self) -> None:
         """Look for lost workers, because requests to a lost host fail late."""
