@@ -22,7 +22,6 @@ import numpy as np
 from dask._task_spec import List, Task, TaskRef
 from dask.sizeof import sizeof
 from distributed import Client, Future, KilledWorker
-from distributed.sizeof import safe_sizeof
 
 from clustertune.collections import graphs
 from clustertune.core.model import Key
@@ -42,12 +41,10 @@ from clustertune.training.reduction_plan import Plan, Reduce, SumRequest
 
 WATCH_INTERVAL = 2.0  # seconds between two checks for lost workers
 NO_WORKER_TIMEOUT = 300.0  # seconds without any worker after which a call ends
-#: seconds after which the results of a call are released if no other call follows
+#: seconds after which the result of a call is released if no other call follows
 RELEASE_DELAY = 0.05
-LATEST = "_clustertune_map_reduce"  # attribute of a client: results of its last call
+LATEST = "_clustertune_map_reduce"  # attribute of a client: result of its last call
 MAX_REPEATED = 8_000_000  # bytes of an argument that may travel repeatedly, in total
-SMALL = 100_000  # bytes of a result up to which the client makes the last join
-MAX_SIZES = 100  # functions whose results' sizes are remembered
 
 #: Sent before a large array, so that the array starts at an aligned address. NumPy
 #: reads aligned numbers up to twice as fast. Dask aligns all arrays of a message except
@@ -66,9 +63,9 @@ def map_reduce(
     """Sum ``func(item, *broadcast)`` over all items, on the workers.
 
     One task per thread adds up its share of the items. The workers join the
-    results, first those of the same worker, and the client receives one, or at most
-    four small ones. The order of additions depends on the items and their holders
-    only, so the same layout gives the same bits. No data stays on the cluster.
+    results, first those of the same worker, and the client receives one. The order of
+    additions depends on the items and their holders only, so the same layout gives the
+    same bits. No data stays on the cluster.
 
     Parameters
     ----------
@@ -155,53 +152,35 @@ async def _run(request: SumRequest) -> Any:
     with _loaded(request) as columns:
         await _wait_for_items(request.client, [f for column in columns for f in column])
         plan, name = await _planned(request, columns), uuid4().hex
-        function = hash(request.function)
-        small = _sizes.get(function, SMALL + 1) <= SMALL
-        graph, numbers = _graph(request, plan, columns, name, small=small)
-        _release(vars(request.client).get(LATEST, []))
+        graph = _graph(request, plan, columns, name)
+        _release_latest(request.client)
         try:
-            results = list(graphs.submit(request.client, graph).values())
+            (result,) = graphs.submit(request.client, graph).values()
         # a class of the user may raise any error while it is pickled
         except Exception as error:
             connection.refuse_closed(request.client)
             raise reduction_plan.unsendable("items or broadcast", error) from error
         try:
-            sums = await _results(request.client, results, plan, name)
-            total = sums[0]
-            if len(sums) > 1:
-                total = remote_sums.join_sums(request.reduction, numbers, sums)
-            size = safe_sizeof(total)
+            total = await _gathered(request.client, result, plan, name)
         except BaseException as error:
-            # at once: their tasks may wait, and the traceback would keep them
-            _release(results)
+            result.release()  # at once, because its tasks may wait
             failure = _failure(error, plan)
             if failure is None:
                 raise
             raise failure from failure.__cause__ or error
-        if len(_sizes) >= MAX_SIZES:
-            _sizes.clear()
-        _sizes[function] = size
-        _release_later(request.client, results)
+        # Dask's client sends messages at most every 10 ms. If the result was released
+        # now, the graph of the next call would wait for that. As an attribute of its
+        # client, it is freed with it if the event loop ends before.
+        vars(request.client)[LATEST] = result
+        asyncio.get_running_loop().call_later(RELEASE_DELAY, result.release)
         return total
 
 
-_sizes: dict[int, int] = {}  # bytes of the last result, by hash of function
-
-
-def _release_later(client: Client, results: list[Future[Any]]) -> None:
-    """Release results with the graph of the next call, or after a short time.
-
-    Dask's client sends messages at most every 10 ms. If results were released at the
-    end of a call, the graph of the next call would wait for that. The list is an
-    attribute of its client, so both are freed if the event loop ends before.
-    """
-    vars(client)[LATEST] = results
-    asyncio.get_running_loop().call_later(RELEASE_DELAY, _release, results)
-
-
-def _release(results: list[Future[Any]]) -> None:
-    while results:
-        results.pop().release()
+def _release_latest(client: Client) -> None:
+    """Release the result of the last call; releasing it twice has no effect."""
+    latest: Future[Any] | None = vars(client).pop(LATEST, None)
+    if latest is not None:
+        latest.release()
 
 
 @contextmanager
@@ -265,11 +244,9 @@ class _WorkerWatch:
         return found
 
 
-async def _results(
-    client: Client, results: list[Future[Any]], plan: Plan, name: str
-) -> list[Any]:
-    """Wait for the results; let tasks of lost workers run on other workers."""
-    gathering: asyncio.Future[list[Any]] = asyncio.ensure_future(client.gather(results))
+async def _gathered(client: Client, result: Future[Any], plan: Plan, name: str) -> Any:
+    """Wait for the result; let tasks of lost workers run on other workers."""
+    gathering: asyncio.Future[Any] = asyncio.ensure_future(client.gather(result))
     watch = _WorkerWatch(client)
     try:
         while not (await asyncio.wait({gathering}, timeout=WATCH_INTERVAL))[0]:
@@ -286,13 +263,7 @@ def _graph(
     plan: Plan,
     columns: Sequence[Sequence[Future[Any]]],
     name: str,
-    *,
-    small: bool,
-) -> tuple[graphs.Graph, list[int]]:
-    """Return the graph, and the first item of each result that the client joins.
-
-    The client makes the last join if results are ``small``, else there is one result.
-    """
+) -> graphs.Graph:
     graph = graphs.Graph(loose=True)
     function, *broadcast = (
         _argument(graph, (f"broadcast-{name}", i), value, len(plan.batches))
@@ -309,11 +280,7 @@ def _graph(
         graph.where[key] = batch.worker
         keys.append(key)
         first.append(batch.items[0])
-    last = [len(keys) - 1 + len(plan.joins)]
-    joins = list(plan.joins)
-    if small and joins and len(joins[-1].parts) <= reduction_plan.JOIN_WIDTH:
-        last = list(joins.pop().parts)
-    for i, step in enumerate(joins):
+    for i, step in enumerate(plan.joins):
         key = (f"join-{name}", i)
         numbers = [first[part] for part in step.parts]
         parts = [TaskRef(keys[part]) for part in step.parts]
@@ -321,8 +288,8 @@ def _graph(
         graph.where[key] = step.worker
         keys.append(key)
         first.append(numbers[0])
-    graph.partitions["result"] = [keys[i] for i in last]
-    return graph, [first[i] for i in last]
+    graph.partitions["result"] = keys[-1:]
+    return graph
 
 
 _tasks = cache(ship.Tasks)  # pickling a function takes longer than a small sum

@@ -176,18 +176,16 @@ def _rows(label: str, collection: Any) -> list[float]:
 def _refuse_misaligned(
     first: str, ours: Sequence[float], label: str, theirs: Sequence[float]
 ) -> None:
-    advice = f"not row-aligned. Run clustertune.prepare(client, {first}, {label})"
-    if len(ours) != len(theirs):
+    aligned = len(ours) == len(theirs) and all(
+        a == b or math.isnan(a) or math.isnan(b)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+    if not aligned:
         raise AlignmentError(
-            f"{first} has {plural(len(ours), 'partition')} and {label} has "
-            f"{len(theirs):,}: they are {advice}"
+            f"{first} has {plural(len(ours), 'partition')} of {ours!r:.80} rows and "
+            f"{label} has {len(theirs):,} of {theirs!r:.80}: they are not row-aligned. "
+            f"Run clustertune.prepare(client, {first}, {label})"
         )
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        if not math.isnan(a) and not math.isnan(b) and a != b:
-            raise AlignmentError(
-                f"partition {i} of {first} has {a:,} rows and that of {label} has "
-                f"{b:,}: they are {advice}"
-            )
 
 
 def _type(value: Any) -> str:

@@ -34,7 +34,7 @@ from clustertune.training.remote_sums import error_location, picklable_error
 
 # --- the context of a role ------------------------------------------------------------
 
-Settings = Mapping[str, Any]
+Settings = dict[str, Any]
 Rows = tuple[Any, ...]  # the same rows of each collection
 
 POLL_INTERVAL = 0.5  # seconds between two checks whether the task is still wanted
@@ -485,7 +485,7 @@ def _call(endpoint: Endpoint, context: Context, settings: Settings) -> Any:
     with environment(settings["environment"]), around(context):
         try:
             if settings["state"] is not None:
-                context.state = pickle.loads(settings["state"])
+                context.state = pickle.loads(settings.pop("state"))
             return function(context)
         except BaseException as error:
             # The context manager closes connections, and other roles fail at that.

@@ -377,9 +377,9 @@ class Roles(ClientContext):
             limit = seconds_text(self._timeout)
             for state in self._at(stage):
                 state.fail(
-                    f"{state} did not begin within {limit}: other "
-                    "tasks occupy its worker, or the worker is paused or frozen. See "
-                    "the dashboard, or pass a longer timeout"
+                    f"{state} did not begin within {limit}: other tasks occupy its "
+                    "worker, or the worker is paused or frozen. See the dashboard, or "
+                    "pass a longer timeout"
                 )
 
     async def _wait_for_end(self) -> None:

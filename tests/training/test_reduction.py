@@ -170,37 +170,6 @@ async def test_iterations_leave_no_data(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_the_client_joins_small_results(c: Any, s: Any, a: Any, b: Any) -> None:
-    """From the second call of a function on; the sum has the same bits."""
-
-    def numbers(i: int, n: int) -> Any:
-        return np.random.default_rng(i).random(n)
-
-    async def joined(n: int) -> tuple[Any, int]:
-        """Return the sum, and the joins of workers."""
-        s.transition_log.clear()
-        total = await map_reduce(c, numbers, range(9), broadcast=(n,))
-        ends = [(key, finish) for key, _, finish, *_ in s.transition_log]
-        return total, sum("join" in str(key) and end == "memory" for key, end in ends)
-
-    size = reduction.SMALL // 8
-    for n, joins in ((size, [2, 1, 1]), (size + 1, [1, 2, 2])):
-        found = [await joined(n) for _ in joins]
-        assert [count for _, count in found] == joins
-        first, *others = [total.tolist() for total, _ in found]
-        assert others == [first, first]
-
-    def uneven(i: int, more: int) -> Any:
-        return np.ones(3 + more * (i == 8))
-
-    assert (await map_reduce(c, uneven, range(9), broadcast=(0,))).tolist() == [9] * 3
-    with pytest.raises(
-        FunctionError, match=r"item 6 does not fit .*: shape \(4,\) after"
-    ):
-        await map_reduce(c, uneven, [0, 0, 0, 0, 0, 0, 8], broadcast=(1,))
-
-
-@gen_cluster(client=True, nthreads=TWO)
 async def test_results_are_released_with_the_next_call(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +196,7 @@ def test_a_client_whose_loop_has_ended_is_freed() -> None:
             Client(cluster, asynchronous=True) as client,
         ):
             assert await map_reduce(client, inc, range(9)) == 45
-            assert len(vars(client)[reduction.LATEST]) == 1
+            assert reduction.LATEST in vars(client)
             return weakref.ref(client)
 
     client = asyncio.run(run())
@@ -302,9 +271,9 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
         (TypeError, r"items\[1\] is a Future in a list of values",
          lambda: map_reduce(c, inc, [1, c.submit(inc, 1)])),
         (TypeError, "y must be a Dask", lambda: map_reduce(c, inc, (X, [1]))),
-        (AlignmentError, "2 partitions and y has 5",
+        (AlignmentError, "2 partitions of .* and y has 5 of",
          lambda: map_reduce(c, inc, (X, X.rechunk((2, 2))))),
-        (AlignmentError, "partition 0 of X has 5 rows and that of y has 4",
+        (AlignmentError, r"of \[5, 5\] rows and y has 2 of \[4, 6\]: they are not",
          lambda: map_reduce(c, inc, (X, X.rechunk(((4, 6), 2))))),
         (AlignmentError, "several column blocks",
          lambda: map_reduce(c, inc, X.rechunk(1))),
