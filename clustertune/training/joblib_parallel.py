@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -70,7 +71,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         self.count_fits = count_fits
         self._names = (f"{replicas.prefix}-call-{i}" for i in count())
         #: by ``id`` the large values of this call and their futures
-        self._sent: dict[int, tuple[Any, Future[Any]]] = {}
+        self._sent: dict[int, tuple[weakref.ref[Any], Future[Any]]] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
 
     def effective_n_jobs(self, n_jobs: Any) -> int:  # noqa: ARG002
@@ -179,12 +180,15 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
             return future
         if sizeof(value) <= LARGE:
             return value
-        _, sent = self._sent.get(id(value), (None, None))
-        if sent is None or sent.cancelled():
-            sent = self._as_task(value)
-            # the value is kept, so no other object gets its id
-            self._sent[id(value)] = value, sent
-        return sent
+        try:
+            reference = weakref.ref(value)
+        except TypeError:  # a list, for example
+            return value
+        sent = self._sent.get(id(value))
+        # another object may have had this id
+        if sent is None or sent[0]() is not value or sent[1].cancelled():
+            sent = self._sent[id(value)] = reference, self._as_task(value)
+        return sent[1]
 
     def _as_task(self, value: Any) -> Future[Any]:
         """Return a future of a task that Dask can run again after a loss.

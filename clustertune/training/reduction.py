@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 from functools import cache
 from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-import dask.array as da
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
 from dask.sizeof import sizeof
@@ -26,12 +24,7 @@ from distributed import Client, Future, KilledWorker
 from clustertune.collections import graphs
 from clustertune.core.model import Key
 from clustertune.core.wording import printable, seconds_text
-from clustertune.errors import (
-    AlignmentError,
-    FunctionError,
-    IncompleteError,
-    NoWorkersError,
-)
+from clustertune.errors import FunctionError, IncompleteError, NoWorkersError
 from clustertune.monitor import connection, monitor
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
@@ -75,10 +68,9 @@ def map_reduce(
         Function of an item and the broadcast arguments. It must change neither.
     items
         A sequence (list, tuple, range, rows of a NumPy array); a list of futures; a
-        Dask Array, DataFrame or Series, whose partitions are the items; or a tuple
-        of row-aligned collections such as ``(X, y)``. Then
+        Dask Array, DataFrame or Series in memory, whose partitions are the items; or
+        a tuple of row-aligned collections such as ``(X, y)``. Then
         ``func(X_i, y_i, *broadcast)`` runs on the holder of the partition.
-        Collections that are not in memory are loaded for the call.
     broadcast
         Further arguments, the same for all items. Futures stand for their results.
     reduce
@@ -119,12 +111,12 @@ def map_reduce(
 # --- the plan -------------------------------------------------------------------------
 
 
-async def _planned(request: SumRequest, columns: Sequence[Sequence[Any]]) -> Plan:
-    parts = [[f.key for f in item] for item in zip(*columns, strict=True)]
+async def _planned(request: SumRequest) -> Plan:
+    parts = [[f.key for f in item] for item in zip(*request.columns, strict=True)]
     threads, items = await asyncio.gather(
         _workers(request.client), monitor.held_bytes(request.client, parts)
     )
-    if columns:
+    if parts:
         batches = reduction_plan.group_by_holder(items, threads)
     else:
         batches = reduction_plan.spread_items(len(request.values), threads)
@@ -149,31 +141,31 @@ async def _workers(client: Client) -> dict[str, int]:
 
 
 async def _run(request: SumRequest) -> Any:
-    with _loaded(request) as columns:
-        await _wait_for_items(request.client, [f for column in columns for f in column])
-        plan, name = await _planned(request, columns), uuid4().hex
-        graph = _graph(request, plan, columns, name)
-        _release_latest(request.client)
-        try:
-            (result,) = graphs.submit(request.client, graph).values()
-        # a class of the user may raise any error while it is pickled
-        except Exception as error:
-            connection.refuse_closed(request.client)
-            raise reduction_plan.unsendable("items or broadcast", error) from error
-        try:
-            total = await _gathered(request.client, result, plan, name)
-        except BaseException as error:
-            result.release()  # at once, because its tasks may wait
-            failure = _failure(error, plan)
-            if failure is None:
-                raise
-            raise failure from failure.__cause__ or error
-        # Dask's client sends messages at most every 10 ms. If the result was released
-        # now, the graph of the next call would wait for that. As an attribute of its
-        # client, it is freed with it if the event loop ends before.
-        vars(request.client)[LATEST] = result
-        asyncio.get_running_loop().call_later(RELEASE_DELAY, result.release)
-        return total
+    futures = [future for column in request.columns for future in column]
+    await _wait_for_items(request.client, futures)
+    plan, name = await _planned(request), uuid4().hex
+    graph = _graph(request, plan, name)
+    _release_latest(request.client)
+    try:
+        (result,) = graphs.submit(request.client, graph).values()
+    # a class of the user may raise any error while it is pickled
+    except Exception as error:
+        connection.refuse_closed(request.client)
+        raise reduction_plan.unsendable("items or broadcast", error) from error
+    try:
+        total = await _gathered(request.client, result, plan, name)
+    except BaseException as error:
+        result.release()  # at once, because its tasks may wait
+        failure = _failure(error, plan)
+        if failure is None:
+            raise
+        raise failure from failure.__cause__ or error
+    # Dask's client sends messages at most every 10 ms. If the result was released
+    # now, the graph of the next call would wait for that. As an attribute of its
+    # client, it is freed with it if the event loop ends before.
+    vars(request.client)[LATEST] = result
+    asyncio.get_running_loop().call_later(RELEASE_DELAY, result.release)
+    return total
 
 
 def _release_latest(client: Client) -> None:
@@ -181,37 +173,6 @@ def _release_latest(client: Client) -> None:
     latest: Future[Any] | None = vars(client).pop(LATEST, None)
     if latest is not None:
         latest.release()
-
-
-@contextmanager
-def _loaded(request: SumRequest) -> Iterator[list[list[Future[Any]]]]:
-    """Yield the futures of the items by collection; load lazy collections meanwhile."""
-    columns = [list(request.futures)] if request.futures else []
-    made: list[Future[Any]] = []
-    try:
-        found = [graphs.partitions(x)[1] for x in request.collections]
-        lazy = [
-            # Dask joins small Parquet partitions, which must happen before loading
-            x if isinstance(x, da.Array) else x.optimize()
-            for x, futures in zip(request.collections, found, strict=True)
-            if futures is None
-        ]
-        persisted = iter(request.client.persist(lazy)) if lazy else iter(())
-        for futures in found:
-            column = futures or graphs.partitions(next(persisted))[1]
-            assert column is not None
-            made += column if futures is None else []
-            columns.append(column)
-        if len({len(column) for column in columns}) > 1:
-            raise AlignmentError(
-                "Dask joined partitions of one collection while loading it, so the "
-                "collections are not row-aligned. Load them with clustertune.prepare, "
-                "which keeps partitions"
-            )
-        yield columns
-    finally:
-        for future in made:
-            future.release()
 
 
 async def _wait_for_items(client: Client, futures: Sequence[Future[Any]]) -> None:
@@ -258,12 +219,7 @@ async def _gathered(client: Client, result: Future[Any], plan: Plan, name: str) 
         gathering.cancel()
 
 
-def _graph(
-    request: SumRequest,
-    plan: Plan,
-    columns: Sequence[Sequence[Future[Any]]],
-    name: str,
-) -> graphs.Graph:
+def _graph(request: SumRequest, plan: Plan, name: str) -> graphs.Graph:
     graph = graphs.Graph(loose=True)
     function, *broadcast = (
         _argument(graph, (f"broadcast-{name}", i), value, len(plan.batches))
@@ -274,7 +230,7 @@ def _graph(
     first: list[int] = []  # first item of each task
     for i, batch in enumerate(plan.batches):
         key = (f"map_reduce-{name}", i)
-        items = _items(request, columns, batch.items)
+        items = _items(request, batch.items)
         codes = function, request.reduction
         graph.tasks[key] = run(key, *codes, batch.items, items, List(broadcast))
         graph.where[key] = batch.worker
@@ -307,14 +263,10 @@ def _argument(graph: graphs.Graph, key: Key, value: Any, n_tasks: int) -> Any:
     return Task(None, np.array, value) if type(value) is np.ndarray else value
 
 
-def _items(
-    request: SumRequest,
-    columns: Sequence[Sequence[Future[Any]]],
-    numbers: Sequence[int],
-) -> Any:
-    if not columns:
+def _items(request: SumRequest, numbers: Sequence[int]) -> Any:
+    if not request.columns:
         return [request.values[numbers[0] : numbers[-1] + 1]]
-    refs = [[TaskRef(column[i].key) for i in numbers] for column in columns]
+    refs = [[TaskRef(column[i].key) for i in numbers] for column in request.columns]
     return List(*(List(*column) for column in refs))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from dask.base import is_dask_collection
 from distributed import Client, Future
 
-from clustertune.collections import inputs
+from clustertune.collections import graphs, inputs
 from clustertune.core.wording import plural, printable
 from clustertune.errors import AlignmentError
 from clustertune.operations.call import check_client
@@ -31,15 +31,14 @@ Reduce = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class SumRequest:
-    """Checked arguments of a sum. Items are values, collections or futures."""
+    """Checked arguments of a sum. Items are values or futures."""
 
     client: Client
     function: bytes  # pickled
     reduction: bytes  # pickled; None means a sum
     broadcast: tuple[Any, ...]
     values: Any = None  # a sequence of this process that can be sliced
-    collections: tuple[Any, ...] = ()  # row-aligned
-    futures: tuple[Future[Any], ...] = ()
+    columns: tuple[tuple[Future[Any], ...], ...] = ()  # of each collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ def _with_items(request: SumRequest, items: Any) -> SumRequest:
                 "items has futures that were released, or that another client made; "
                 "pass that client, or compute them again with this one"
             )
-        return replace(request, futures=tuple(listed))
+        return replace(request, columns=(tuple(listed),))
     for i, item in enumerate(listed):
         if is_dask_collection(item) or isinstance(item, Future):
             raise TypeError(
@@ -158,7 +157,16 @@ def _with_collections(request: SumRequest, items: tuple[Any, ...]) -> SumRequest
     first, *rest = rows
     for label in rest:
         _refuse_misaligned(first, rows[first], label, rows[label])
-    return replace(request, collections=tuple(collections.values()))
+    columns = []
+    for label, x in collections.items():
+        futures = graphs.partitions(x)[1]
+        if futures is None:
+            raise ValueError(
+                f"{label} is not in memory, so each call would load it. Load it once, "
+                f"with clustertune.prepare or {label} = client.persist({label})"
+            )
+        columns.append(tuple(futures))
+    return replace(request, columns=tuple(columns))
 
 
 def _rows(label: str, collection: Any) -> list[float]:

@@ -187,7 +187,10 @@ def _map_reduce(client: Client, data: Data, options: Any, notify: Notify) -> Res
         values = np.asarray(rows)
         return {"count": len(values), "total": int(values.sum())}
 
-    found = training.map_reduce(client, sums, data.rows)
+    rows = data.rows
+    if data.spec.place == "lazy":
+        rows = client.persist(rows)
+    found = training.map_reduce(client, sums, rows)
     wrong = _check_total(found["total"], data)
     if found["count"] != data.spec.rows:
         wrong += (f"map_reduce saw {found['count']} rows",)

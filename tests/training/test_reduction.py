@@ -115,19 +115,6 @@ async def test_partitions_are_summed_on_their_workers(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_lazy_data_is_loaded_for_the_call(
-    c: Any, s: Any, a: Any, b: Any, tmp_path: Path
-) -> None:
-    """Also small Parquet files, whose partitions Dask joins."""
-    X = da.ones((10, 2), chunks=(3, 2))
-    assert await map_reduce(c, np.sum, X) == 20
-    frame = dd.from_pandas(pd.DataFrame({"x": range(10)}), npartitions=4)
-    frame.to_parquet(tmp_path, compute_kwargs={"scheduler": "sync"})
-    assert await map_reduce(c, len, dd.read_parquet(tmp_path)) == 10
-    await soon(lambda: not s.tasks)
-
-
-@gen_cluster(client=True, nthreads=TWO)
 async def test_futures_are_items(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +264,10 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
          lambda: map_reduce(c, inc, (X, X.rechunk(((4, 6), 2))))),
         (AlignmentError, "several column blocks",
          lambda: map_reduce(c, inc, X.rechunk(1))),
+        (ValueError, r"X is not in memory.* X = client\.persist\(X\)",
+         lambda: map_reduce(c, inc, X)),
+        (ValueError, "y is not in memory",
+         lambda: map_reduce(c, inc, (c.persist(X), X[:, 0]))),
     ]  # fmt: skip
     for error, said, call in cases:
         with pytest.raises(error, match=said):
@@ -286,8 +277,9 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
     with pytest.raises(TypeError, match="items or broadcast cannot be sent to workers"):
         await map_reduce(c, inc, [1, lock])
     rows = dd.from_pandas(pd.DataFrame({"x": range(10)}), npartitions=2)
+    some = c.persist([rows["x"], rows[rows["x"] != 2]])
     with pytest.raises(FunctionError, match="5 and 4 rows"):
-        await map_reduce(c, lambda a, b: 0, (rows["x"], rows[rows["x"] != 2]))
+        await map_reduce(c, lambda a, b: 0, tuple(some))
 
 
 @gen_cluster(client=True, nthreads=[])
@@ -297,15 +289,15 @@ async def test_no_workers(c: Any, s: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=[])
-async def test_lazy_data_without_workers(
+async def test_data_without_workers(
     c: Any, s: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not waited for without an end, and nothing remains."""
+    """It is not waited for without an end."""
+    X = c.persist(da.ones((10, 2), chunks=(5, 2)))
     monkeypatch.setattr(reduction, "WATCH_INTERVAL", 0.05)
     monkeypatch.setattr(reduction, "NO_WORKER_TIMEOUT", 0.2)
     with pytest.raises(NoWorkersError, match=r"has had no worker for 0\.2 s"):
-        await map_reduce(c, np.sum, da.ones((10, 2), chunks=(5, 2)))
-    await soon(lambda: not s.tasks)
+        await map_reduce(c, np.sum, X)
 
 
 def test_large_arguments_of_many_tasks_are_separate() -> None:
