@@ -55,9 +55,8 @@ JUSTIFIED = {
     (
         "training/remote_roles.py",
         "distributed.protocol.pickle.loads",
-    ): "a state that the user's own role has saved, and that the user passes on; "
-    "a task's code, made by the client that sent the task; and an error that the task "
-    "has raised itself",
+    ): "a state that the user's own role has saved, and that the user passes on; and "
+    "a task's code, made by the client that sent the task",
 }
 
 

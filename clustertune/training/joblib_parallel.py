@@ -45,7 +45,7 @@ from clustertune.training import remote_sums
 LOAD_TIMEOUT = 30.0  # seconds in which a worker loads NumPy and SciPy
 SEND_TIMEOUT = 15.0  # seconds in which a worker gets lost data again
 RETURN_TIMEOUT = 300.0  # seconds in which a worker comes back after the loss of all
-LARGE = 100_000  # bytes above which a value is a task of its own
+LARGE = 100_000  # bytes above which a value is a separate task
 POLL_INTERVAL = 0.5  # seconds between two looks for a worker
 TRIES = 5  # times that a batch of fits is submitted while its data is lost
 

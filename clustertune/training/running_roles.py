@@ -191,7 +191,7 @@ class Roles(ClientContext):
         timeout: float,
         grace: float,
     ):
-        self._client = client
+        super().__init__(client)
         self._name = name  # of the endpoints on the workers
         self._states = states
         self._target = target  # role whose end stops the other roles
@@ -207,10 +207,6 @@ class Roles(ClientContext):
         self._tasks: list[asyncio.Future[None]] = []  # that manage the roles
         self._listeners: dict[RoleState, asyncio.Future[None]] = {}
         self._manager = asyncio.ensure_future(self._manage())
-
-    @property
-    def client(self) -> Client:
-        return self._client
 
     @property
     def scores(self) -> Scores:

@@ -302,7 +302,7 @@ def test_faults_of_fits(local_cluster: Any, tmp_path: Path) -> None:
     """A lost worker costs only its fits; values that do not pickle raise an error."""
     _, client = local_cluster(3)
     before = state(client)
-    # used by several fits and a task of its own, but not passed to the block
+    # used by several fits and a separate task, but not passed to the block
     shared = np.ones(2 * joblib_parallel.LARGE // 8)
     with joblib_backend(client, np.ones(3)) as backend:
         mark = tmp_path / "mark"
