@@ -45,20 +45,14 @@ class WorkerCapacity:
 
 @dataclass(slots=True, kw_only=True)
 class Backend:
-    """Numbers of a block of :func:`joblib_backend`, during and after it.
+    """A block of :func:`joblib_backend`, during and after it.
 
     Attributes
     ----------
-    nbytes
-        Bytes of the data, of which each worker has a copy.
-    threads
-        Number of concurrent fits when the block began.
     fits
         Number of finished fits.
     """
 
-    nbytes: int
-    threads: int
     fits: int = 0
 
 
@@ -89,7 +83,7 @@ def joblib_backend(
     Yields
     ------
     Backend
-        The bytes of a copy, and the numbers of threads and fits.
+        The number of finished fits.
 
     Raises
     ------
@@ -126,13 +120,12 @@ def joblib_backend(
     fraction = arguments.fraction("memory_fraction", memory_fraction)
     threads = arguments.count("inner_threads", inner_threads)
     workers: list[WorkerCapacity] = sync(client, _workers, client)
-    nbytes = sum(sizeof(array) for array in arrays)
-    problem = memory_problem(workers, nbytes, fraction)
+    problem = memory_problem(workers, sum(map(sizeof, arrays)), fraction)
     if problem is not None:
         raise CapacityError(problem)
     sharing = _tasks_per_machine(workers)
     runner = ship.function(remote_sums.fit_runner(sharing, threads))
-    backend = Backend(nbytes=nbytes, threads=sum(w.threads for w in workers))
+    backend = Backend()
 
     def count(fits: int) -> None:
         backend.fits += fits
