@@ -29,7 +29,7 @@ from clustertune.errors import (
     IncompleteError,
     NoWorkersError,
 )
-from clustertune.training import map_reduce, reduction, reduction_plan
+from clustertune.training import map_reduce, reduction
 from tests.in_process import gen_cluster
 from tests.processes import blocking, soon, until
 from tests.processes import cluster as processes
@@ -115,13 +115,11 @@ async def test_partitions_are_summed_on_their_workers(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_futures_are_items(
-    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_futures_are_items(c: Any, s: Any, a: Any, b: Any) -> None:
     futures = c.map(inc, range(6))
     assert await map_reduce(c, lambda x, y: x * y, futures, broadcast=(2,)) == 42
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
-        with pytest.raises(ValueError, match=r"items\[0\] is a future of another"):
+        with pytest.raises(ValueError, match="that another client made"):
             await map_reduce(other, lambda x: x, futures)
     failed = [*futures[1:], c.submit(lambda: 1 / 0)]
     with pytest.raises(ZeroDivisionError):
@@ -130,13 +128,6 @@ async def test_futures_are_items(
         await future.cancel()
     with pytest.raises(IncompleteError, match="were cancelled"):
         await map_reduce(c, inc, futures)
-    monkeypatch.setattr(reduction_plan, "have_one_scheduler", lambda *_: False)
-    async with Client(address, asynchronous=True, set_as_default=False) as far:
-        elsewhere = far.submit(inc, 1)
-        with pytest.raises(ValueError, match="are on another cluster"):
-            await map_reduce(c, inc, [elsewhere])
-    with pytest.raises(ValueError, match="whose client is closed"):
-        await map_reduce(c, inc, [elsewhere])
 
 
 @gen_cluster(client=True, nthreads=TWO)
