@@ -14,7 +14,6 @@ from clustertune.core.wording import code
         (True, "True"),
         (3, "3"),
         ((3, "a b"), '[3, "a b"]'),
-        ({"OMP": "1"}, '{"OMP": "1"}'),
         ("1.5 GiB", '"1.5 GiB"'),
         ("a\x1b[2J", '"a\\u001b[2J"'),
         ("Gr\u00f6\u00dfe", '"Gr\u00f6\u00dfe"'),
