@@ -248,7 +248,8 @@ def _how_to_convert(label: str, value: Any) -> str:
             "xgboost.dask.DaskDMatrix(client, X, y)"
         )
     first = value[0] if isinstance(value, list | tuple) and value else value
-    if label == "y" and isinstance(first, da.Array | dd.DataFrame | dd.Series):
+    collection = isinstance(first, da.Array | dd.DataFrame | dd.Series)
+    if label == "y" and collection and first is not value:
         return (
             "Give each collection by itself, such as bounds of labels: "
             "X, lower, upper = clustertune.prepare(client, X, lower, upper); "

@@ -227,7 +227,7 @@ def test_a_worker_that_does_not_answer(
 
 def test_a_cluster_without_workers(local_cluster: Any) -> None:
     _, client = local_cluster(0, processes=False)
-    with pytest.raises(NoWorkersError, match=r"no running worker .* wait_for_workers"):
+    with pytest.raises(NoWorkersError, match=r"no running worker .*wait_for_workers"):
         joblib_backend(client, np.ones(3)).__enter__()
 
 

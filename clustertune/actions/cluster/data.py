@@ -236,7 +236,7 @@ class CallData:
 
     async def _partitions(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
-            find = partial(_find, given, asynchronous=self.client.asynchronous)
+            find = partial(_find, given, self.client)
             self._found[given.label] = await asyncio.to_thread(find)
         return self._found[given.label]
 
@@ -449,7 +449,7 @@ class CallData:
         self.given = self.given.with_collections(told)
 
 
-def _find(given: inputs.Given, *, asynchronous: bool) -> _Found:
+def _find(given: inputs.Given, client: Client) -> _Found:
     """Facts about a collection. Runs in a separate thread."""
     collection = given.collection
     names, futures = graphs.partitions(collection)
@@ -463,6 +463,7 @@ def _find(given: inputs.Given, *, asynchronous: bool) -> _Found:
         )
     if futures is not None:
         return _Found(names, futures, None)
+    asynchronous = client.asynchronous  # in the event loop, it is true of any client
     rows = partitions.lengths(collection, asynchronous=asynchronous)
     files = partitions.files_of(collection)
     return _Found(names, None, rows, files, *graphs.origin(collection))
