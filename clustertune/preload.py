@@ -47,8 +47,7 @@ from clustertune.remote.ship import own_release
 logger = logging.getLogger("distributed.clustertune")
 
 EXPIRES = "30 days"  # of a schedule, unless it has its own; then it is renewed
-RETRY = 60.0  # seconds after a schedule was refused or has failed
-POLL_INTERVAL = 1.0  # seconds between two looks whether a schedule has ended
+RETRY = 60.0  # seconds after a schedule could not be added, or has failed
 #: tasks that schedule restarts, by id of the scheduler
 _tasks: dict[str, list[asyncio.Task[None]]] = {}
 REASON = "clustertune.schedules of the scheduler's configuration"
@@ -163,44 +162,36 @@ async def _keep_scheduled(
 ) -> None:
     """Schedule a restart once workers are there, and again when it has ended.
 
-    A restart that a user cancels is not scheduled again. While it is refused, the
-    scheduler lists it under its ``name``.
+    A restart that a user cancels is not scheduled again. While it cannot be scheduled,
+    the scheduler lists it under its ``name`` as failed.
     """
-    listed = checked_terms(time(), **arguments) | {"owner": NAME, "reason": REASON}
-    state = ""
-    while state != "cancelled":
+    terms = checked_terms(time(), **arguments) | {"owner": NAME, "reason": REASON}
+    while True:
         made = await _schedule(scheduler, arguments)
-        runner = _runner(scheduler)
-        if isinstance(made, Schedule):
-            logger.info("clustertune schedules: %s", str(made).partition("\n")[0])
-            if runner is not None:
-                runner.kept.pop(name, None)
-            state = await _end(scheduler, made.id)
-        elif runner is not None and runner.refuse(name, listed, made):
-            logger.warning("clustertune.schedules: %s", made)
-        if isinstance(made, str) or state == "failed":
+        plugin: Any = scheduler.plugins.get(NAME)  # a client may remove or replace it
+        if plugin is None:
+            return
+        runner: ScheduleRunner = plugin.schedules
+        if isinstance(made, str):
+            if runner.fail(name, terms, made):
+                logger.warning("clustertune.schedules: %s", made)
             await asyncio.sleep(RETRY)
-
-
-def _runner(scheduler: Scheduler) -> ScheduleRunner | None:
-    plugin: Any = scheduler.plugins.get(NAME)
-    return None if plugin is None else plugin.schedules
-
-
-async def _end(scheduler: Scheduler, name: str) -> str:
-    """Wait until a schedule has ended, or is gone with its plugin; return its state."""
-    while (runner := _runner(scheduler)) is not None and name in runner.kept:
-        if runner.kept[name].ended:
-            return runner.kept[name].state
-        await asyncio.sleep(POLL_INTERVAL)
-    return "gone"
+            continue
+        logger.info("clustertune schedules: %s", str(made).partition("\n")[0])
+        runner.kept.pop(name, None)
+        added = runner.kept[made.id]
+        await added.is_over.wait()
+        if added.cancelled:
+            return
+        if added.state == "failed":
+            await asyncio.sleep(RETRY)
 
 
 async def _schedule(
     scheduler: Scheduler, arguments: Mapping[str, Any]
 ) -> Schedule | str:
-    """Schedule a restart; return it, or why the scheduler did not accept it."""
-    made: Schedule | None = None
+    """Schedule a restart; return it, or why this was not possible."""
+    made: Schedule | str = ""
     try:
         async with Client(
             scheduler.address,
@@ -213,9 +204,7 @@ async def _schedule(
             made = await send(client, inputs.of_rows(()), arguments, REASON)
     # any error is listed as the reason, and the next attempt follows
     except Exception as error:  # noqa: BLE001
-        if made is None:  # else the client failed to close
-            return str(error) or type(error).__name__
-    assert made is not None
+        return made or str(error) or type(error).__name__  # or it failed to close
     return made
 
 

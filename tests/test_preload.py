@@ -107,12 +107,11 @@ def test_a_scheduler_that_is_started_again(tmp_path: Path) -> None:
     assert {"time", "by", "client", "reason", "seconds", "lost", "steps"} <= done.keys()
 
 
-def test_a_schedule_that_is_refused(
+def test_a_schedule_that_cannot_be_added(
     local_cluster: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The list has its reason; it is tried again, and delays no other schedule."""
     monkeypatch.setattr(preload, "RETRY", 0.1)
-    monkeypatch.setattr(preload, "POLL_INTERVAL", 0.05)
     cluster, client = local_cluster(1)
     bad = {"cron": "0 0 1 7 *", "tz": "UTC", "if_needed": True, "workers": ["late"]}
     good = {"cron": "* * * * *", "expires": "1h", "if_needed": True}
@@ -130,26 +129,27 @@ def test_a_schedule_that_is_refused(
         assert made.if_needed
         assert made.expires == made.instants[0] + 3600
 
-        def refused() -> Any:
-            return [s for s in clustertune.schedules(client) if s.state == "refused"]
+        def failed() -> Any:
+            return [s for s in clustertune.schedules(client) if s.state == "failed"]
 
-        (it,) = until(refused)
+        (it,) = until(failed)
         assert (it.id, it.workers) == ("configured-0", ("late",))
         assert "there is no late in this cluster" in str(it)
         assert it.if_needed
         assert [
             f"{datetime.fromtimestamp(t, timezone.utc):%m-%d %H}" for t in it.instants
         ] == ["07-01 00"]
-        with pytest.raises(LookupError, match=r"clustertune\.schedules in the sched"):
-            it.cancel()
+        assert it.cancel().state == "failed"  # only the configuration has it
         metrics = cluster.scheduler.plugins["clustertune"].metrics
-        assert metrics._gauges()["schedules"]["refused",] == 1
+        assert metrics._gauges()["schedules"]["failed",] == 1
+        events = [e for _, e in client.get_events("clustertune")]
+        assert sum(e.get("id") == it.id for e in events) == 1  # not for each try
         with process(
             sys.executable, "-m", "dask", "worker", cluster.scheduler_address,
             "--name", "late", "--nthreads", "1", "--memory-limit", "1GiB",
             "--no-dashboard", "--local-directory", str(tmp_path),
         ):  # fmt: skip
-            until(lambda: not refused())
+            until(lambda: not failed())
             # the other one is due each minute, and then made again
             until(lambda: {s.workers for s in waiting(client)} == {("late",), None})
     finally:
@@ -161,7 +161,6 @@ def test_a_schedule_that_has_ended(
 ) -> None:
     """It is scheduled again, unless a user has cancelled it."""
     monkeypatch.setattr(preload, "RETRY", 0.1)
-    monkeypatch.setattr(preload, "POLL_INTERVAL", 0.05)
     monkeypatch.setattr(telemetry.audit_logger, "handlers", [])
     file = tmp_path / "audit.jsonl"
     cluster, client = local_cluster(1)

@@ -74,11 +74,11 @@ class Schedule:
     id
         Short; empty for a dry run.
     state
-        ``planned`` (a dry run), ``waiting``, ``running``, ``done``, ``failed`` (three
-        times, or keys were lost), ``expired`` or ``cancelled``. ``refused``: the
-        scheduler's configuration has it, and it could not be scheduled yet.
+        ``planned`` (a dry run), ``waiting``, ``running``, ``done``, ``failed``,
+        ``expired`` or ``cancelled``. A schedule of the scheduler's configuration is
+        also ``failed`` while it cannot be scheduled.
     waits
-        Why it waits, or why it was refused.
+        Why it waits.
     idle_for
         Seconds without a task and without a hold that make a gap.
     instants
@@ -128,8 +128,7 @@ class Schedule:
         ------
         LookupError
             The scheduler does not have it: it is a plan, the scheduler restarted, or
-            many other restarts have ended since. Or it is refused: only the scheduler's
-            configuration has it.
+            many other restarts have ended since.
         TimedOutError
             The scheduler did not answer within a minute.
         """
@@ -145,7 +144,12 @@ class Schedule:
         lines = [f"{name}restart {what} {self._when()}"]
         if self.reason:
             lines.append(f"  reason: {printable(self.reason, longest=200)}")
-        lines += [f"  {self.standing()}"]
+        state = self.state
+        if state == "running":
+            state += f": {workers_text(self.left or ())} not restarted yet"
+        elif state == "waiting":
+            state += f": {self.waits}"
+        lines.append(f"  {printable(state, longest=500)}")
         if self.last:
             lines.append(f"  last: {printable(self.last, longest=1000)}")
         return "\n".join(lines)
@@ -158,14 +162,6 @@ class Schedule:
             text += f" and {plural(more, 'later time')}" if more else ""
         text += ", if needed" if self.if_needed else ""
         return f"{text}; until {time_text(self.expires)}"
-
-    def standing(self) -> str:
-        """Describe its state in one line."""
-        if self.state == "running":
-            return f"running: {workers_text(self.left or ())} not restarted yet"
-        if self.state not in ("waiting", "refused"):
-            return printable(self.state)
-        return f"{self.state}: {printable(self.waits, longest=500)}"
 
     def plain(self) -> dict[str, Any]:
         values = asdict(replace(self, client=None))
@@ -187,8 +183,7 @@ async def cancel(client: Client, name: str) -> Schedule:
     if answer is None:
         raise LookupError(
             f"there is no scheduled restart {name!r} to cancel; the list of scheduled "
-            "restarts has the ids. Remove a refused one from clustertune.schedules in "
-            "the scheduler's configuration"
+            "restarts has the ids"
         )
     return read(answer, client)
 
@@ -261,8 +256,7 @@ def schedule_restart(
     TypeError, ValueError
         An argument is not valid. Nothing was scheduled.
     RefusedError
-        A worker has no nanny to restart it, or its manager forbids restarts, or 20
-        restarts already wait.
+        A worker has no nanny to restart it, or its manager forbids restarts.
     ConnectionLostError, NoWorkersError, VersionMismatchError
         The cluster cannot do this; the message has the reason and a fix.
     TimedOutError
@@ -405,10 +399,8 @@ async def _send(
     if dry_run:
         plan = Waiting("", terms, view.now.time, 0.0).describe(view.now.time)
         return read(plan | {"state": "planned", "waits": ""}, None)
-    answer = (await monitor.ask(client, "schedules", add=terms))["one"]
-    if "refused" in answer:
-        raise RefusedError(answer["refused"])
-    return read(answer, client)
+    answer = await monitor.ask(client, "schedules", add=terms)
+    return read(answer["one"], client)
 
 
 def _thresholds(

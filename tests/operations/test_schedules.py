@@ -175,13 +175,13 @@ def test_why_it_waits() -> None:
     """One line, with escaped text."""
     waits = "held by a fit\n since noon"
     it = Schedule(id="x", state="waiting", idle_for=30, expires=0.0, waits=waits)
-    assert it.standing() == "waiting: held by a fit\\n since noon"
+    assert str(it).splitlines()[1] == "  waiting: held by a fit\\n since noon"
 
 
 def test_while_it_runs() -> None:
     """It lists the remaining workers."""
     it = Schedule(id="x", state="running", idle_for=30, expires=0.0, left=(0,))
-    assert it.standing() == "running: worker 0 not restarted yet"
+    assert str(it).splitlines()[1] == "  running: worker 0 not restarted yet"
 
 
 # --- the command line -----------------------------------------------------------------

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from asyncio import Event
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from clustertune.core.wording import (
     workers_text,
 )
 
-MAX_FAILURES = 3  # failures in a row after which a schedule ends
 ENDED = frozenset(("done", "failed", "expired", "cancelled"))
 
 
@@ -74,9 +74,9 @@ class Schedule:
         self.is_due = not self.instants  # whether it waits for a gap
         self.state = "waiting"
         self.ended_at = 0.0
+        self.is_over = Event()  # set when it has ended
         self.waits = self._for_gap(0.0) if self.is_due else self._for_instant()
         self.cancelled = False
-        self.tries = 0
         self.idle_from = clock  # monotonic; earlier idle time does not count
         self.again = clock  # monotonic; not evaluated again before that time
         self.left: list[Any] | None = None  # remaining workers of the current restart
@@ -90,7 +90,7 @@ class Schedule:
         """Return why the restart must wait now, or ""."""
         if self._reach(moment.now):
             # all workers are due again, also if the last restart has not ended
-            self.is_due, self.left, self.tries = True, None, 0
+            self.is_due, self.left = True, None
         if not self.is_due:
             return self._for_instant()
         if moment.busy:
@@ -121,30 +121,28 @@ class Schedule:
 
     def end(self, state: str, now: float) -> None:
         self.state, self.waits, self.ended_at = state, "", now
+        self.is_over.set()
 
-    def settle(
-        self, outcome: str, problem: str, now: float, clock: float, pause: float = 0.0
-    ) -> None:
-        """Change the state after an attempt; ``pause``: for refused workers."""
-        if outcome in ("done", "not needed"):
+    def must_end(self, now: float) -> str:
+        """Return the state in which it has to end now, or ""."""
+        if self.cancelled:
+            return "cancelled"
+        return "expired" if now >= self.terms["expires"] else ""
+
+    def settle(self, outcome: str, now: float, clock: float) -> None:
+        """Change the state after an attempt."""
+        if outcome == "interrupted":
+            self.idle_from = clock  # the next gap begins now
+            self.wait(self._for_gap(0.0))
+        elif outcome == "done":
             self._reach(now)  # one gap is enough for instants that came meanwhile
-            self.is_due, self.left, self.tries = False, None, 0
+            self.is_due, self.left = False, None
             if self.instants:
                 self.wait(self._for_instant())
             else:
                 self.end("done", now)
-        elif outcome == "partly":
-            self.wait(problem, clock + pause)
-        elif outcome in ("failed", "interrupted"):
-            self.tries += outcome == "failed"
-            self.idle_from = clock  # the next gap begins now
-            self.wait(self._for_gap(0.0))
         else:
-            self.end("failed" if outcome == "lost" else outcome, now)
-        if self.tries >= MAX_FAILURES:
-            self.end("failed", now)
-        elif self.cancelled and not self.ended:
-            self.end("cancelled", now)
+            self.end(outcome, now)
 
     def describe(self, now: float) -> dict[str, Any]:
         """Return plain values; ``now`` makes ages independent of the reader's clock."""
@@ -172,5 +170,5 @@ def result_text(result: Mapping[str, Any]) -> str:
             f"kept, {lost} lost"
         )
     left, problem = result["left"], result["problem"]
-    text += f"; {workers_text(left)} not restarted yet" if left else ""
+    text += f"; {workers_text(left)} not restarted" if left else ""
     return text + (f"; {problem}" if problem else "")

@@ -4,7 +4,7 @@ One task reads the scheduler's state every second while a schedule waits. It res
 workers one at a time, as a client does, and holds the lease for one worker only. A fit,
 a hold or a plan that comes meanwhile waits for one worker at most. The remaining
 workers then wait for the next gap. A worker that cannot be restarted is left as it is,
-and the others are restarted.
+and the others are restarted. If none can be, the restart waits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ POLL_INTERVAL = 1.0  # seconds between two looks; more on large clusters
 WAIT = 10.0  # seconds to wait for tasks that begin on a worker just before its turn
 PAUSE = 1.0  # seconds between two workers, in which others can take the lease
 RETRY = 30.0  # seconds between two looks at workers that cannot be restarted yet
-MAX_WAITING = 20
 MAX_ENDED = 20
 MAX_TEXT = 500  # characters of a problem
 MAX_NAMED = 3  # workers in a text
@@ -65,7 +64,7 @@ class ScheduleRunner:
         self.idle_since = monotonic()
         self.seen = -1  # transitions of tasks
         self.poll, self.again, self.pause = POLL_INTERVAL, RETRY, PAUSE
-        self.max_waiting, self.max_ended = MAX_WAITING, MAX_ENDED
+        self.max_ended = MAX_ENDED
 
     # --- requests ---------------------------------------------------------------------
 
@@ -78,10 +77,7 @@ class ScheduleRunner:
         return {"one": one, "all": self.listed()}
 
     def add(self, terms: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a schedule; ``refused`` if too many schedules wait."""
-        if len(self._waiting()) >= self.max_waiting:
-            text = f"{self.max_waiting} restarts wait already: cancel some of them"
-            return {"refused": text}
+        """Add a schedule, and watch it."""
         now, name = time(), uuid4().hex[:6]
         self.kept[name] = Schedule(name, terms, now, monotonic())
         self._log(self.kept[name], "made")
@@ -90,26 +86,27 @@ class ScheduleRunner:
             self.task = asyncio.ensure_future(self._watch())
         return self.kept[name].describe(now)
 
-    def refuse(self, name: str, terms: Mapping[str, Any], problem: str) -> bool:
+    def fail(self, name: str, terms: Mapping[str, Any], problem: str) -> bool:
         """List a schedule of the scheduler's configuration that could not be added.
 
         Return whether the problem is new.
         """
-        former, schedule = self.kept.get(name), Schedule(name, terms, time(), 0.0)
-        schedule.state, schedule.waits = "refused", problem[:MAX_TEXT]
-        self.kept[name] = schedule
-        if is_new := former is None or former.waits != schedule.waits:
-            self._log(schedule, "refused", {"problem": schedule.waits})
-        return is_new
+        former = self.kept.get(name)
+        if former is not None and former.last.endswith(f"; {problem[:MAX_TEXT]}"):
+            former.ended_at = time()
+            return False
+        schedule = self.kept[name] = Schedule(name, terms, time(), monotonic())
+        self._note(schedule, "failed", problem)
+        return True
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return refused, waiting, running and ended schedules."""
+        """Return waiting, running and ended schedules."""
         return [s.describe(time()) for s in self.kept.values()]
 
     def cancel(self, name: str) -> dict[str, Any] | None:
         """Cancel a schedule: at once, or after the current worker."""
         schedule = self.kept.get(name)
-        if schedule is None or schedule.state == "refused":
+        if schedule is None:
             return None
         if not schedule.ended:
             schedule.cancelled = True
@@ -126,7 +123,7 @@ class ScheduleRunner:
     # --- waiting ----------------------------------------------------------------------
 
     def _waiting(self) -> list[Schedule]:
-        return [s for s in self.kept.values() if s.state in ("waiting", "running")]
+        return [s for s in self.kept.values() if not s.ended]
 
     async def _watch(self) -> None:
         while waiting := self._waiting():
@@ -157,8 +154,8 @@ class ScheduleRunner:
         moment = self._moment()
         if schedule.ended:  # it was cancelled while another schedule had its turn
             return
-        if moment.now >= schedule.terms["expires"]:
-            self._note(schedule, "expired")
+        if state := schedule.must_end(moment.now):
+            self._note(schedule, state)
             return
         if reason := schedule.obstacle(moment):
             schedule.wait(reason)
@@ -178,7 +175,7 @@ class ScheduleRunner:
             text = _texts(refused) or "the remaining workers are gone"
             self._note(schedule, "done", text)
         elif only_needed and schedule.terms["instants"] and not refused:
-            self._note(schedule, "not needed", NOT_NEEDED)
+            self._note(schedule, "done", NOT_NEEDED)
         else:
             text = _texts(refused) or (NOT_NEEDED if only_needed else NO_WORKERS)
             schedule.wait(text, moment.clock + self.again)
@@ -255,10 +252,9 @@ class ScheduleRunner:
     ) -> None:
         """Restart workers one at a time, until an interruption."""
         schedule.state, schedule.waits = "running", ""
-        workers, before = await self._ordered(workers), set(schedule.left or ())
+        workers, has_begun = await self._ordered(workers), schedule.left is not None
         left = schedule.left = [*workers]
-        self._log(schedule, "began")
-        began = monotonic()
+        since, outcome, problem = monotonic(), "", ""
         turns: list[dict[str, Any]] = []
         for id, worker in workers.items():
             if turns:
@@ -267,7 +263,7 @@ class ScheduleRunner:
                 left.remove(id)
                 continue
             token = uuid4().hex
-            outcome, problem = self._begin_turn(schedule, began, token)
+            outcome, problem = self._begin_turn(schedule, since, token)
             if not outcome:
                 turn = await self._turn(schedule, id, worker, token)
                 turns.append(turn)
@@ -277,11 +273,15 @@ class ScheduleRunner:
             if outcome == "refused":
                 refused[id] = problem
             elif outcome:
-                self._note(schedule, outcome, problem, turns)
+                break
+        else:
+            outcome, problem = "done", _texts(refused)
+        if not (has_begun or any(turn["address"] for turn in turns)):
+            schedule.left = None
+            if outcome == "done":  # no worker can be restarted yet
+                schedule.wait(problem or NO_WORKERS, monotonic() + self.again)
                 return
-        repeated = bool(left) and set(left) == before
-        outcome = "partly" if left else "done"
-        self._note(schedule, outcome, _texts(refused), turns, repeated=repeated)
+        self._note(schedule, outcome, problem, turns)
 
     async def _ordered(self, workers: Mapping[Any, Any]) -> dict[Any, Any]:
         """Sort the workers by the memory that they need on others, smallest first."""
@@ -302,7 +302,7 @@ class ScheduleRunner:
                 "a client restarted the cluster: lost keys are unknown",
             )
         if turn["lost"]:
-            return "lost", f"{turn['lost']} keys were lost; {turn['problem']}"
+            return "failed", f"{turn['lost']} keys were lost; {turn['problem']}"
         if not turn["problem"]:
             return "", ""
         if not turn["address"] and self._moment().busy:
@@ -317,10 +317,8 @@ class ScheduleRunner:
         Tasks that have ended since the restart began count, too.
         """
         moment = self._moment()
-        if schedule.cancelled:
-            return "cancelled", ""
-        if moment.now >= schedule.terms["expires"]:
-            return "expired", ""
+        if state := schedule.must_end(moment.now):
+            return state, ""
         # a fit between two phases continues in a moment
         if moment.busy or moment.idle_since > since:
             return "interrupted", moment.busy or "tasks came"
@@ -365,13 +363,8 @@ class ScheduleRunner:
         outcome: str,
         problem: str = "",
         turns: Sequence[Mapping[str, Any]] = (),
-        *,
-        repeated: bool = False,
     ) -> None:
-        """Record the result of an attempt, and change the schedule's state.
-
-        A ``repeated`` result is neither listed nor logged again.
-        """
+        """Record the result of an attempt, and change the schedule's state."""
         now, lost = time(), [turn["lost"] for turn in turns]
         result = {
             "outcome": outcome,
@@ -382,13 +375,11 @@ class ScheduleRunner:
             "nbytes": sum(turn["nbytes"] for turn in turns),
             "lost": None if None in lost else sum(lost),  # None: unknown
         }
-        schedule.settle(outcome, result["problem"], now, monotonic(), self.again)
-        if not repeated:
-            text = result_text(result)
-            if turns or outcome not in ("cancelled", "expired"):
-                schedule.last = f"{utc_text(now)}: {text}"
-            event = _operation(outcome, text, result["lost"], turns) if turns else {}
-            self._log(schedule, outcome, result | event)
+        schedule.settle(outcome, now, monotonic())
+        text = result_text(result)
+        if turns or outcome not in ("cancelled", "expired"):
+            schedule.last = f"{utc_text(now)}: {text}"
+        self._log(schedule, outcome, result | _operation(result, text, turns))
         ended = [name for name, s in self.kept.items() if s.ended]
         for name in ended[: -self.max_ended]:
             del self.kept[name]
@@ -412,12 +403,16 @@ def _other_version(worker: Any, ours: Mapping[str, Any]) -> str:
 
 
 def _operation(
-    outcome: str, text: str, lost: int | None, turns: Sequence[Mapping[str, Any]]
+    result: Mapping[str, Any], text: str, turns: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the fields of a client's restart, for metrics and the audit trail."""
-    status = "failed" if outcome in ("failed", "lost") else "left"
+    if not turns:
+        return {}
+    outcome = result["outcome"]
+    status = "failed" if outcome == "failed" else "left"
     # a fit that begins meanwhile is no failure: the rest waits for the next gap
-    if outcome in ("done", "interrupted") and lost == 0:
+    complete = outcome == "interrupted" or (outcome == "done" and not result["left"])
+    if complete and result["lost"] == 0:
         status = "done"
     return {
         "action": "restart",

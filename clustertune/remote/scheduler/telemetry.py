@@ -278,7 +278,7 @@ OPERATIONS = frozenset((
 ))  # fmt: skip
 STATUSES = frozenset(("done", "failed", "fine", "left", "refused"))
 SEVERITIES = ("critical", "warning", "info", "unknown")
-SCHEDULES = ("waiting", "running", "refused", "failed")
+SCHEDULES = ("waiting", "running", "failed")
 RECENT = 3600.0  # seconds for which a failed schedule counts
 CHECK = re.compile(r"[a-z][a-z0-9_]{0,59}")  # other packages may add checks
 MAX_CHECKS = 100

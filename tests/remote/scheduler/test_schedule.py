@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from clustertune.remote.scheduler.schedule import (
-    MAX_FAILURES,
     Moment,
     Schedule,
     busy_text,
@@ -57,11 +56,11 @@ def test_instants() -> None:
     assert it.waits == it.obstacle(moment(99)) == first
     assert it.obstacle(moment(101, tasks=1)).startswith("not idle")
     assert it.obstacle(moment(150)) == ""
-    it.settle("done", "", 150, 150)
+    it.settle("done", 150, 150)
     assert it.waits == "not before 1970-01-01T00:03:20Z"
-    it.settle("done", "", 250, 250)  # one gap is enough for two of them
+    it.settle("done", 250, 250)  # one gap is enough for two of them
     assert (it.state, list(it.instants)) == ("waiting", [400.0])
-    it.settle("done", "", 450, 450)
+    it.settle("done", 450, 450)
     assert it.state == "done"
 
 
@@ -70,7 +69,7 @@ def test_what_has_begun_needs_no_instant() -> None:
     it = schedule(instants=[100.0, 500.0])
     assert it.obstacle(moment(101)) == ""
     it.left = ["b"]
-    it.settle("interrupted", "", 150.0, 150.0)
+    it.settle("interrupted", 150.0, 150.0)
     assert it.obstacle(moment(170)) == "idle for 20 s of 30 s"
     assert it.obstacle(moment(181)) == ""
 
@@ -79,31 +78,38 @@ def test_a_time_that_comes_before_the_rest_is_done() -> None:
     """The restart begins with all workers again, also one that could not restart."""
     it = schedule(instants=[100.0, 500.0, 600.0, 900.0])
     assert it.obstacle(moment(101)) == ""
-    it.left, it.tries = ["b"], 2
+    it.left = ["b"]
     it.wait("no headroom", 650.0)
     assert it.obstacle(moment(400)) == "no headroom"
-    assert (it.left, it.tries, it.instants[0]) == (["b"], 2, 500.0)
+    assert (it.left, it.instants[0]) == (["b"], 500.0)
     assert it.obstacle(moment(651)) == ""
-    assert (it.left, it.tries, list(it.instants)) == (None, 0, [900.0])
+    assert (it.left, list(it.instants)) == (None, [900.0])
 
 
 def test_without_instants_it_is_done_once() -> None:
     """Without times it ends after one restart."""
     it = schedule()
-    it.settle("done", "", 50.0, 50.0)
+    assert not it.is_over.is_set()
+    it.settle("done", 50.0, 50.0)
     assert it.ended
+    assert it.is_over.is_set()
 
 
-def test_failures() -> None:
-    """It stops after three failures, and waits for another gap between them."""
+def test_when_it_must_end() -> None:
+    """A cancelled one ends before it expires."""
     it = schedule()
-    for n in range(1, MAX_FAILURES):
-        it.settle("failed", "", 100.0 * n, 100.0 * n)
-        assert it.state == "waiting"
-        idle = it.obstacle(moment(100.0 * n + 5))
-        assert idle == "idle for 5 s of 30 s"
-    it.settle("failed", "", 300.0, 300.0)
-    assert it.state == "failed"
+    assert (it.must_end(999.0), it.must_end(1000.0)) == ("", "expired")
+    it.cancelled = True
+    assert it.must_end(1000.0) == "cancelled"
+
+
+def test_a_failure() -> None:
+    """It ends the schedule, also before later times."""
+    it = schedule(instants=[100.0, 500.0])
+    assert it.obstacle(moment(101)) == ""
+    it.left = ["b"]
+    it.settle("failed", 120.0, 120.0)
+    assert (it.state, it.ended_at, it.left) == ("failed", 120.0, ["b"])
 
 
 def test_what_takes_longer_to_see_is_not_asked_again_at_once() -> None:
@@ -120,5 +126,5 @@ def test_a_result_as_text() -> None:
     result |= {"keys": 0, "nbytes": 0, "lost": 0, "problem": "tasks came"}
     text = result_text(result)
     assert text.startswith("interrupted; worker 1 restarted, 0 keys")
-    assert text.endswith("; worker 2 not restarted yet; tasks came")
+    assert text.endswith("; worker 2 not restarted; tasks came")
     assert "an unknown number lost" in result_text(result | {"lost": None})

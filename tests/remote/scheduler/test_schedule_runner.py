@@ -13,7 +13,6 @@ from distributed import Event, Nanny, Worker, wait
 
 import clustertune
 from clustertune.remote import ship
-from clustertune.remote.scheduler import schedule as one
 from clustertune.remote.scheduler import schedule_runner
 from clustertune.remote.scheduler.plugin import ClustertunePlugin
 from clustertune.remote.scheduler.restart import WorkerRestart
@@ -96,23 +95,49 @@ async def test_why_it_has_not_run_yet(c: Any, s: Any, *workers: Any) -> None:
 
 @gen_cluster(**NANNIES)
 async def test_a_worker_that_cannot_be_restarted(c: Any, s: Any, *nannies: Any) -> None:
-    """It is left as it is, the others restart, and it has its turn when it can."""
+    """It is left as it is and named, and the others restart."""
     first, second = sorted(s.workers.values(), key=lambda ws: ws.name)
     actor = await c.submit(dict, actor=True, workers=[first.address])
     pids = {a: (await c.run(os.getpid, workers=[a]))[a] for a in s.workers}
     plugin, it = begin(s)
-    await waits(it, "worker 0: it holds 1 actor, which")
-    assert it.left == [first.name]
-    assert [result["restarted"] for result in results(s, it)] == [[second.name]]
-    assert results(s, it)[0]["outcome"] == "partly"
+    await soon(lambda: it.ended)
+    (result,) = results(s, it)
+    assert (result["outcome"], result["status"]) == ("done", "left")
+    assert (result["restarted"], result["left"]) == ([second.name], [first.name])
+    assert "worker 0 not restarted; worker 0: it holds 1 actor, which" in it.last
     assert (await c.run(os.getpid))[first.address] == pids[first.address]
     assert pids[second.address] not in (await c.run(os.getpid)).values()
+
+    # a restart of this worker only waits until it can be done
+    name = plugin.schedules.add(terms(workers=[first.name]))["id"]
+    it = plugin.schedules.kept[name]
+    await waits(it, "worker 0: it holds 1 actor, which")
     await soon(lambda: it.again > monotonic())  # it has tried again
-    assert len(results(s, it)) == 1  # and lists that once
+    assert (it.left, results(s, it)) == (None, [])
     del actor
     await soon(lambda: it.ended)
     assert (it.state, results(s, it)[-1]["restarted"]) == ("done", [first.name])
     assert set(pids.values()).isdisjoint((await c.run(os.getpid)).values())
+
+
+@gen_cluster(**NANNIES)
+async def test_cancelled_while_no_worker_can_be_restarted(
+    c: Any, s: Any, *nannies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends, also if it was cancelled during an attempt."""
+    first = min(s.workers.values(), key=lambda ws: ws.name)
+    actor = await c.submit(dict, actor=True, workers=[first.address])
+    plugin, it = begin(s, workers=[first.name])
+    turn = plugin.schedules._turn
+
+    async def cancelled(schedule: Any, *others: Any) -> Any:
+        assert plugin.schedules.cancel(schedule.name)["state"] == "running"
+        return await turn(schedule, *others)
+
+    monkeypatch.setattr(plugin.schedules, "_turn", cancelled)
+    await soon(lambda: it.ended)
+    assert (it.state, results(s, it)[-1]["restarted"]) == ("cancelled", [])
+    del actor
 
 
 @gen_cluster(**NANNIES)
@@ -219,7 +244,7 @@ async def test_only_workers_that_need_it(c: Any, s: Any, *workers: Any) -> None:
     it = plugin.schedules.kept[name]
     await soon(lambda: results(s, it))
     assert (results(s, it)[0]["outcome"], results(s, it)[0]["problem"]) == (
-        "not needed",
+        "done",
         "no worker needs a restart",
     )
     assert list(it.instants) == [then + 900]
@@ -256,10 +281,10 @@ async def test_a_clock_that_is_set(
 
 
 @gen_cluster(**NANNIES)
-async def test_three_failures(
+async def test_a_failure(
     c: Any, s: Any, *nannies: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stops after three failures with their reasons; the cluster is unchanged."""
+    """It ends with the reason, and no other worker is touched."""
 
     async def fails(*_: Any) -> str:
         raise OSError("no answer")
@@ -268,19 +293,19 @@ async def test_three_failures(
     plugin, it = begin(s)
     await soon(lambda: it.ended)
     assert it.state == "failed"
-    assert len(results(s, it)) == one.MAX_FAILURES
-    assert "no answer" in results(s, it)[-1]["problem"]
+    (result,) = results(s, it)
+    assert (result["status"], len(result["steps"])) == ("failed", 1)
+    assert "no answer" in result["problem"]
     assert plugin.lease.current is None
     assert {ws.status.name for ws in s.workers.values()} == {"running"}
 
 
 @gen_cluster(**PLAIN)
 async def test_how_many_are_kept(c: Any, s: Any, *workers: Any) -> None:
-    """The number of waiting schedules is limited, and the last ended ones are kept."""
+    """All waiting schedules and the last ended ones are kept."""
     plugin, it = begin(s, idle_for=60.0)
-    plugin.schedules.max_waiting, plugin.schedules.max_ended = 2, 3
+    plugin.schedules.max_ended = 3
     plugin.schedules.add(terms(idle_for=60.0))
-    assert "2 restarts wait already" in plugin.schedules.add(terms())["refused"]
     for _ in range(5):
         plugin.schedules.cancel(it.name)
         it = plugin.schedules.kept[plugin.schedules.add(terms(idle_for=60.0))["id"]]
