@@ -173,7 +173,7 @@ async def _keep_scheduled(
             return
         runner: ScheduleRunner = plugin.schedules
         if isinstance(made, str):
-            if runner.fail(name, terms, made):
+            if runner.refuse(name, terms, made):
                 logger.warning("clustertune.schedules: %s", made)
             await asyncio.sleep(RETRY)
             continue

@@ -134,15 +134,15 @@ class Schedule:
         if outcome == "interrupted":
             self.idle_from = clock  # the next gap begins now
             self.wait(self._for_gap(0.0))
-        elif outcome == "done":
+        elif outcome in ("done", "failed"):
             self._reach(now)  # one gap is enough for instants that came meanwhile
             self.is_due, self.left = False, None
             if self.instants:
                 self.wait(self._for_instant())
             else:
-                self.end("done", now)
-        else:
-            self.end(outcome, now)
+                self.end(outcome, now)
+        else:  # keys were lost, or it could not be added
+            self.end(outcome if outcome in ENDED else "failed", now)
 
     def describe(self, now: float) -> dict[str, Any]:
         """Return plain values; ``now`` makes ages independent of the reader's clock."""

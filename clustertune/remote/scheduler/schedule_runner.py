@@ -86,7 +86,7 @@ class ScheduleRunner:
             self.task = asyncio.ensure_future(self._watch())
         return self.kept[name].describe(now)
 
-    def fail(self, name: str, terms: Mapping[str, Any], problem: str) -> bool:
+    def refuse(self, name: str, terms: Mapping[str, Any], problem: str) -> bool:
         """List a schedule of the scheduler's configuration that could not be added.
 
         Return whether the problem is new.
@@ -96,7 +96,7 @@ class ScheduleRunner:
             former.ended_at = time()
             return False
         schedule = self.kept[name] = Schedule(name, terms, time(), monotonic())
-        self._note(schedule, "failed", problem)
+        self._note(schedule, "refused", problem)
         return True
 
     def listed(self) -> list[dict[str, Any]]:
@@ -302,7 +302,7 @@ class ScheduleRunner:
                 "a client restarted the cluster: lost keys are unknown",
             )
         if turn["lost"]:
-            return "failed", f"{turn['lost']} keys were lost; {turn['problem']}"
+            return "lost", f"{turn['lost']} keys were lost; {turn['problem']}"
         if not turn["problem"]:
             return "", ""
         if not turn["address"] and self._moment().busy:
@@ -409,7 +409,7 @@ def _operation(
     if not turns:
         return {}
     outcome = result["outcome"]
-    status = "failed" if outcome == "failed" else "left"
+    status = "failed" if outcome in ("failed", "lost") else "left"
     # a fit that begins meanwhile is no failure: the rest waits for the next gap
     complete = outcome == "interrupted" or (outcome == "done" and not result["left"])
     if complete and result["lost"] == 0:

@@ -190,7 +190,7 @@ async def test_events_and_holds(c, s, a, b):
         ({"state": "done", "problem": "the remaining workers are gone"}, "done"),
         ({"state": "interrupted", "problem": "tasks came"}, "done"),
         ({"state": "failed", "problem": "it did not return"}, "failed"),
-        ({"state": "failed", "problem": "no such worker"}, "failed"),
+        ({"state": "refused", "problem": "no such worker"}, "failed"),
         ({"status": "left"}, "failed"),
         ({"status": "fine"}, "done"),
         ({"action": "failed", "error": "KeyError()"}, "failed"),

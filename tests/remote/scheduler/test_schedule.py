@@ -104,12 +104,24 @@ def test_when_it_must_end() -> None:
 
 
 def test_a_failure() -> None:
-    """It ends the schedule, also before later times."""
+    """It ends the restart; the next one begins with all workers at the next time."""
     it = schedule(instants=[100.0, 500.0])
     assert it.obstacle(moment(101)) == ""
     it.left = ["b"]
     it.settle("failed", 120.0, 120.0)
-    assert (it.state, it.ended_at, it.left) == ("failed", 120.0, ["b"])
+    assert (it.state, it.left) == ("waiting", None)
+    assert it.waits == "not before 1970-01-01T00:08:20Z"
+    it.settle("failed", 520.0, 520.0)
+    assert (it.state, it.ended_at) == ("failed", 520.0)
+
+
+@pytest.mark.parametrize("outcome", ["lost", "refused"])
+def test_lost_keys(outcome: str) -> None:
+    """They end it before later times; so does a configured one that is refused."""
+    it = schedule(instants=[100.0, 500.0])
+    assert it.obstacle(moment(101)) == ""
+    it.settle(outcome, 120.0, 120.0)
+    assert (it.state, it.ended_at) == ("failed", 120.0)
 
 
 def test_what_takes_longer_to_see_is_not_asked_again_at_once() -> None:
