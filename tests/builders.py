@@ -24,7 +24,6 @@ from clustertune.core.model import (
     Run,
     Snapshot,
     Survey,
-    TaskPrefix,
     Thresholds,
     View,
     WorkerFacts,
@@ -82,9 +81,6 @@ def details(**overrides: Any) -> Details:
     """Build a worker's answer to a diagnosis, as in a ``LocalCluster``."""
     built = Details(
         thread_pools=(1,),
-        disk="ext4",
-        disk_total=100 * _GIB,
-        disk_free=50 * _GIB,
         expires=None,
         packages={"dask": "2026.8.0", "xgboost": "3.2.0"},
     )
@@ -96,19 +92,7 @@ def survey(**overrides: Any) -> Survey:
     built = Survey(
         worker_ttl=300.0,
         loop_delay=0.02,
-        prefixes=(),
-        complete=True,
         packages={"client": {"dask": "2026.8.0"}, "scheduler": {"dask": "2026.8.0"}},
-    )
-    return replace(built, **overrides)
-
-
-def prefix(name: str, **overrides: Any) -> TaskPrefix:
-    """Build the counts of a task prefix; no result is in memory."""
-    built = TaskPrefix(
-        name=name,
-        keys=0,
-        nbytes=0,
     )
     return replace(built, **overrides)
 

@@ -43,9 +43,8 @@ from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import free_memory, too_little
 from clustertune.planner.placement import AIM, Placement, place, placed
 
-REMEDIES = frozenset(
-    ("empty_workers", "separated_pairs", "surplus_replicas", "uneven_rows")
-)  # checks, in addition to findings with fixed_by="rebalance"
+#: checks, in addition to findings with fixed_by="rebalance"
+REMEDIES = frozenset(("empty_workers", "separated_pairs", "uneven_rows"))
 
 
 # --- load -----------------------------------------------------------------------------

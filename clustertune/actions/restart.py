@@ -66,17 +66,16 @@ def steps_by_need(
     most: float = 1,
 ) -> Iterator[Step]:
     """A step for each of these workers that needs a restart; see :func:`steps`."""
-    ended = memory.warned(findings, memory.ENDED)
     growth = {w.id: memory.expected_growth(findings, w) for w in view.now.workers}
     reasons = {
         w.id: memory.restart_reason(w, growth[w.id])
         for w in view.now.workers
         if w.id in ids and not w.parking
     }
-    needed = {id for id, reason in reasons.items() if reason or id in ended}
+    needed = {id for id, reason in reasons.items() if reason}
     for step in steps(view, needed, wait=wait, most=most):
         args = step.args
-        if isinstance(args, Restart) and args.id not in ended:
+        if isinstance(args, Restart):
             reason = f"{step.summary}; {reasons[args.id]}"
             args = replace(args, growth=growth[args.id])
             step = replace(step, summary=reason, args=args)  # noqa: PLW2901
@@ -309,7 +308,7 @@ def propose_trims(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """
     idle = not any(w.busy for w in view.now.workers)
     if view.goal.restart == "auto" and idle:
-        named = memory.warned(findings, memory.MEMORY)
+        named = memory.warned(findings)
         included = set(filter(view.goal.includes, named))
         yield from trims(view, included - view.goal.trimmed)
 

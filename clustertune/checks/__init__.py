@@ -44,19 +44,14 @@ CHECKS: Mapping[str, tuple[Check, ...]] = {
         placement.empty_workers,
         placement.uneven_rows,
         partitions.too_few_partitions,
-        workers.heterogeneous_workers,
     ),
     "Memory grows, or workers spill or are killed": (
         memory.memory_pressure,
         memory.memory_settings,
         memory.unmanaged_memory,
-        memory.overcounted_memory,
         memory.memory_growth,
-        scheduler.unrelated_keys,
-        memory.spill_space,
         memory.fit_memory,
         partitions.large_partitions,
-        values.wide_dtypes,
     ),
     "Labels do not match the rows, or the model is wrong": (
         partitions.misaligned_partitions,
@@ -78,8 +73,6 @@ CHECKS: Mapping[str, tuple[Check, ...]] = {
         threads.blocked_event_loops,
         partitions.too_many_partitions,
         placement.separated_pairs,
-        placement.surplus_replicas,
-        scheduler.abandoned_tasks,
         scheduler.data_from_client,
     ),
     "Workers or their data disappear": (

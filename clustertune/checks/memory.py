@@ -1,4 +1,4 @@
-"""Checks of the memory of workers, also in the fit, and of disks for spilling."""
+"""Checks of the memory of workers, also in the fit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from clustertune.core.model import (
-    Details,
     Finding,
-    Run,
     Severity,
     Thresholds,
     Unknown,
@@ -19,13 +17,12 @@ from clustertune.core.model import (
     unknown,
     warning,
 )
-from clustertune.core.rules import ENDS, ENOUGH, alike
+from clustertune.core.rules import alike
 from clustertune.core.wording import (
     are,
     bytes_text,
     names_text,
     plural,
-    printable,
     verb,
     workers_text,
 )
@@ -33,7 +30,6 @@ from clustertune.planner import forecast, remedies
 from clustertune.planner.forecast import Need
 from clustertune.planner.machines import (
     by_host,
-    details_of,
     host_memory,
     unknown_findings,
     without_parking,
@@ -42,17 +38,8 @@ from clustertune.planner.memory import Leak, Level, leak, levels, limit
 
 #: bytes of a process without data: Python, Dask, NumPy, pandas, pyarrow and a library
 USUAL = 300 * 2**20
-FULL = 2**30  # bytes: with less free disk, spilling soon fails
-LITTLE_FREE = 0.1  # of the limits of a disk's workers: less holds few spilled keys
 ROUNDED = 0.02  # of a host's memory: limits in round numbers may exceed it by this
-#: of a memory limit: keys may have come since the process was measured
-OVERCOUNTED = 0.05
 SOON = 10  # runs until a threshold, up to which a leak is a warning
-MEMORY_DISKS = frozenset(("tmpfs", "ramfs", "devtmpfs"))
-NETWORK_DISKS = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs",
-     "fuse.sshfs", "9p", "afs", "fuse.s3fs", "fuse.gcsfuse", "pvfs2", "wekafs")
-)  # fmt: skip
 CRITICAL_THRESHOLDS = frozenset(("terminate", "pause"))
 #: in the order in which they act as memory rises
 THRESHOLDS = ("target", "spill", "pause", "terminate")
@@ -220,9 +207,6 @@ def _disorder(thresholds: Thresholds) -> Iterator[str]:
     for (low, a), (high, b) in pairwise(on):
         if a > b:
             yield f"{low} ({a:.0%}) is above {high} ({b:.0%}), which acts first"
-    for name, value in on:
-        if not 0 < value <= 1:
-            yield f"{name} is {value:.0%} of the limit"
 
 
 # --- unmanaged memory -----------------------------------------------------------------
@@ -265,56 +249,10 @@ def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Findi
 def _beyond_usual(worker: WorkerSnapshot) -> float:
     """Unmanaged memory beyond the usual, over the limit; 0 if it may be in use."""
     busy = worker.processing or worker.executing
-    if busy or not worker.memory_limit or _shares_process(worker):
+    # the client's process may need its memory
+    if busy or not worker.memory_limit or worker.address.startswith("inproc://"):
         return 0.0
     return max(0, worker.unmanaged - USUAL) / worker.memory_limit
-
-
-def _shares_process(worker: WorkerSnapshot) -> bool:
-    """Whether the worker runs in the process of the client."""
-    return worker.address.startswith("inproc://")
-
-
-def overcounted_memory(view: View) -> Iterator[Finding]:
-    """Find workers for which Dask counts more memory than their process has.
-
-    Dask adds up the size of each key, but keys can share memory, as slices of one array
-    do. At ``target`` (0.60 of the limit) the worker then writes keys to disk although
-    memory is free (distributed#4186).
-
-    Remedy: Delete collections that share memory with others (``del``), or copy slices
-    that you keep (``X = X.map_blocks(np.array)``). Or raise
-    ``distributed.worker.memory.target`` for the workers.
-    """
-    found = [w for w in view.now.workers if _overcounted(w) > OVERCOUNTED]
-    if not found:
-        return
-    worst = max(found, key=_overcounted)
-    spills = any(_spills_by_count(w) for w in found)
-    yield Finding(
-        severity=Severity.warning if spills else Severity.info,
-        message=f"Dask counts {bytes_text(worst.counted)} of keys in memory on "
-        f"{workers_text([worst.id])}, whose process has {bytes_text(worst.process)}: "
-        "it counts some bytes more than once"
-        + (", so the worker writes keys to disk although memory is free" * spills),
-        subject=tuple(w.id for w in found),
-        evidence={"counted_bytes": worst.counted, "process_bytes": worst.process},
-        remedy="Delete collections that share memory with others with `del`. Copy "
-        "slices that you keep, for example with `X = X.map_blocks(np.array)`.",
-    )
-
-
-def _overcounted(worker: WorkerSnapshot) -> float:
-    """Managed memory beyond that of the process, over the limit."""
-    if not worker.memory_limit or _shares_process(worker):
-        return 0.0
-    return max(0, worker.counted - worker.process) / worker.memory_limit
-
-
-def _spills_by_count(worker: WorkerSnapshot) -> bool:
-    """Whether managed memory alone makes the worker write keys to disk."""
-    target = getattr(worker.thresholds, "target", None)
-    return target is not None and worker.counted >= target * worker.memory_limit
 
 
 # --- growth ---------------------------------------------------------------------------
@@ -337,9 +275,6 @@ def memory_growth(view: View) -> Iterator[Finding]:
     if view.runs is None:
         return
     groups = [[view.runs[i] for i in g] for g in alike([r.ended_by for r in view.runs])]
-    if not groups:
-        yield _too_few_runs(view.runs)
-        return
     growing = [g for w in view.now.workers if (g := leak(w, groups))]
     if not growing:
         return
@@ -360,21 +295,6 @@ def memory_growth(view: View) -> Iterator[Finding]:
     )
 
 
-def _too_few_runs(runs: Sequence[Run]) -> Finding:
-    most = max(sum(run.ended_by == way for run in runs) for way in ENDS)
-    seen = "no run was seen yet" if not most else f"{plural(most, 'run')} seen so far"
-    fix = remedies.sentence(
-        "Run ",
-        remedies.Fix("clustertune.check(client)", "clustertune check"),
-        f" again after {plural(ENOUGH - most, 'more fit')} on these workers.",
-    )
-    return unknown(
-        message=f"whether memory grows from run to run is unknown: {seen}, "
-        f"{ENOUGH} are needed",
-        **fix._asdict(),
-    )
-
-
 def _forecast(growth: Leak) -> str:
     worker = growth.worker
     limits = {level.name: level.fraction for level in levels(worker)}
@@ -390,73 +310,6 @@ def _when(first: int) -> str:
     if first <= 1:
         return " before the next run"
     return f" between two runs, after at most {plural(first - 1, 'more run')}"
-
-
-# --- disks ----------------------------------------------------------------------------
-
-
-def spill_space(view: View) -> Iterator[Finding]:
-    """Find workers that spill to memory, over the network, or to a full disk.
-
-    Spilling to a file system in memory frees nothing. On a network file system all
-    workers wait for it. On a full disk tasks fail with ``OSError: No space left on
-    device``. The check reports less free space than 10 % of the limits of the workers
-    that share the disk.
-
-    Remedy: Start the workers with ``--local-directory`` on a local disk with more
-    space, or set ``temporary-directory`` in Dask's configuration there.
-    """
-    spilling = [(w, d) for w, d in details_of(view) if _may_spill(w)]
-    for kinds, where, harm in (
-        (MEMORY_DISKS, "in memory", "which frees no memory"),
-        (NETWORK_DISKS, "on a network", "which slows down all workers"),
-    ):
-        workers = [w for w, d in spilling if d.disk in kinds]
-        if workers:
-            kind = next(d.disk for _, d in spilling if d.disk in kinds)
-            message = f"{workers_text([w.id for w in workers])} would spill to a file "
-            message += f"system {where} ({printable(kind)}), {harm}"
-            yield _spills_to(workers, message, {"file_system": kind})
-    # workers of one host share a disk of the same kind and size
-    disks: dict[tuple[str, str, int], list[tuple[WorkerSnapshot, Details]]] = {}
-    for w, d in spilling:
-        disks.setdefault((w.host, d.disk, d.disk_total), []).append((w, d))
-    for group in disks.values():
-        workers, free = [w for w, _ in group], group[0][1].disk_free
-        limits = sum(w.memory_limit for w in workers)
-        if free < LITTLE_FREE * limits:
-            message = (
-                f"only {bytes_text(free)} are free on the disk to which "
-                f"{workers_text([w.id for w in workers])} spill; their limits allow "
-                f"{bytes_text(limits)} together"
-            )
-            evidence = {"free_bytes": free, "limits_bytes": limits}
-            yield _spills_to(workers, message, evidence, full=free < FULL)
-
-
-def _spills_to(
-    workers: Sequence[WorkerSnapshot],
-    message: str,
-    evidence: dict[str, str] | dict[str, int],
-    *,
-    full: bool = False,
-) -> Finding:
-    """Warn if a worker spills or the disk is full; else a small disk is harmless."""
-    warns = full or any(w.spilled for w in workers)
-    return Finding(
-        severity=Severity.warning if warns else Severity.info,
-        message=message,
-        subject=tuple(w.id for w in workers),
-        evidence=evidence,
-        remedy="Start the workers with `--local-directory` on a local disk with at "
-        f"least {bytes_text(sum(w.memory_limit for w in workers))} of free space.",
-    )
-
-
-def _may_spill(worker: WorkerSnapshot) -> bool:
-    thresholds = worker.thresholds
-    on = [getattr(thresholds, name, None) for name in ("target", "spill")]
-    return bool(worker.memory_limit) and any(on)
 
 
 # --- the coming fit -------------------------------------------------------------------

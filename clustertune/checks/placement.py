@@ -1,4 +1,4 @@
-"""Checks of which workers hold rows, pairs, replicas and eval sets."""
+"""Checks of which workers hold rows, pairs and eval sets."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def uneven_rows(view: View) -> Iterator[Finding]:
 
     All workers wait for the slowest in every round. A worker's share is in proportion
     to its threads, and it may hold 5 % more (``clustertune.prepare.tolerance``). Rows
-    on a worker that will not train are always reported. The finding is information if
-    whole partitions cannot be placed more evenly (see ``too_few_partitions``).
+    on a worker that will not train are always reported. If whole partitions cannot be
+    placed more evenly, ``too_few_partitions`` reports it.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves whole
     partitions with their companions. ``client.rebalance()`` balances bytes, moves
@@ -163,29 +163,26 @@ def _uneven(layout: Layout, view: View) -> Iterator[Finding]:
     if fullest is None or fullest.share <= 1 + view.goal.tolerance + _ROUNDING:
         return
     best = attainable(layout, view)
-    movable = best < fullest.share - _ROUNDING
+    if best >= fullest.share - _ROUNDING:  # too_few_partitions reports it
+        return
     total = int(layout.rows.sum())
-    end = "whole partitions cannot be placed more evenly"
-    if movable:
-        end = f"moving whole partitions can reduce that to {best:.3g}"
-    yield Finding(
-        severity=Severity.warning if movable else Severity.info,
+    yield warning(
         message=f"{workers_text([fullest.worker])} holds {times_text(fullest.share)} "
         f"its share of rows ({fullest.rows:,} of {total:,} of the {layout.label}), so "
-        f"the other workers wait for it; {end}",
+        "the other workers wait for it; moving whole partitions can reduce that to "
+        f"{best:.3g}",
         subject=(fullest.worker,),
         evidence={
             "imbalance": fullest.share,
             "best_imbalance": best,
             "tolerance": view.goal.tolerance,
         },
-        # too_few_partitions has the remedy otherwise
-        remedy=_prepare(view) if movable else "",
-        fixed_by="rebalance" if movable else "",
+        remedy=_prepare(view),
+        fixed_by="rebalance",
     )
 
 
-# --- pairs and replicas ---------------------------------------------------------------
+# --- pairs ----------------------------------------------------------------------------
 
 
 def separated_pairs(view: View) -> Iterator[Finding]:
@@ -193,17 +190,29 @@ def separated_pairs(view: View) -> Iterator[Finding]:
 
     Every fit first brings X_i, y_i and the other companions to one worker. Dask may
     send the large X_i to the small y_i. Collections from different sources are often
-    separated, and ``client.rebalance()`` separates pairs too.
+    separated, and ``client.rebalance()`` separates pairs too. Replicas on several
+    workers are information: Dask's active memory manager drops some of them every 2 s,
+    and may separate pairs. It keeps the replicas that ``prepare`` has placed.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves every y_i to
-    its X_i. To keep pairs together from the start, take X and y from one frame and
-    persist both in one call.
+    its X_i, and keeps one replica. To keep pairs together from the start, take X and y
+    from one frame and persist both in one call.
     """
     n_workers = len(view.now.workers)
     for layout in _placed(view):
         filled = layout.rows > 0
         torn = separated(layout, n_workers) & filled
         count, total = int(torn.sum()), int(filled.sum())
+        if surplus := int((replicated(layout) & filled & ~torn).sum()):
+            yield info(
+                message=f"{surplus:,} of {plural(total, 'partition')} of the "
+                f"{layout.label} have replicas on more than one worker; Dask will drop "
+                "some, so the workers of these partitions may change",
+                subject=layout.labels,
+                evidence={"replicated": surplus, "partitions": total},
+                remedy=_prepare(view),
+                fixed_by="rebalance",
+            )
         if not count:
             continue
         _, most = largest(held_bytes_by_worker(layout, n_workers), len(torn))
@@ -218,31 +227,6 @@ def separated_pairs(view: View) -> Iterator[Finding]:
             remedy=_prepare(view),
             fixed_by="rebalance",
         )
-
-
-def surplus_replicas(view: View) -> Iterator[Finding]:
-    """Find partitions with replicas on more than one worker.
-
-    Dask's active memory manager drops surplus replicas every 2 s. It keeps the replicas
-    that ``clustertune.prepare`` has placed. So the worker of such a partition may
-    change, and X_i and y_i may be separated.
-
-    Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which keeps one replica of
-    each partition on its worker. ``client.replicate`` and ``scatter(broadcast=True)``
-    do not help training data.
-    """
-    for layout in _placed(view):
-        count, total = int(replicated(layout).sum()), layout.collections[0].n_partitions
-        if count:
-            yield info(
-                message=f"{count:,} of {plural(total, 'partition')} of the "
-                f"{layout.label} have replicas on more than one worker; Dask will drop "
-                "some, so the workers of these partitions may change",
-                subject=layout.labels,
-                evidence={"replicated": count, "partitions": total},
-                remedy=_prepare(view),
-                fixed_by="rebalance",
-            )
 
 
 # --- eval sets ------------------------------------------------------------------------

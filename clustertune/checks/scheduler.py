@@ -1,17 +1,14 @@
-"""Checks of tasks, of data from the client, and of other keys."""
+"""Checks of tasks, and of data from the client."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
 from clustertune.core.model import (
-    Details,
     Finding,
     RunningTask,
     Severity,
-    Snapshot,
     View,
-    WorkerSnapshot,
     info,
     unknown,
     warning,
@@ -28,75 +25,18 @@ from clustertune.core.wording import (
     workers_text,
 )
 from clustertune.planner import remedies
-from clustertune.planner.layouts import held_bytes
+from clustertune.planner.machines import details_of
 
 FROM_STORAGE = (
     "Let the workers read the data from storage, for example with "
     "`dask.dataframe.read_parquet(path)` or `dask.array.from_zarr(path)`."
 )
-ABANDONED = 10.0  # seconds: shorter tasks end before a restart would help
 TIMES = 20.0  # times the mean duration of a kind of tasks: equal tasks differ by less
 EMBEDDED = 2**24  # bytes in a graph: near 10 MB, from which Dask warns
 MUCH_EMBEDDED = 2**30  # bytes in graphs, which the scheduler keeps in its memory
-#: fractions of all memory limits, for information and for a warning
-UNRELATED, MUCH_UNRELATED = 0.1, 0.3
-Ids = tuple[str | int, ...]
 
 
 # --- tasks ----------------------------------------------------------------------------
-
-
-def abandoned_tasks(view: View) -> Iterator[Finding]:
-    """Find workers that run tasks for which no client waits.
-
-    When a client leaves while its training task runs, the worker cannot stop the
-    thread. XGBoost or LightGBM wait in it for partners that never connect, and keep
-    data and CPUs. Tasks shorter than 10 s end soon, so the check needs the duration.
-
-    Remedy: If the tasks may be interrupted, run ``clustertune.restart_workers(client,
-    workers=[...])`` for these workers. It loses no data.
-    """
-    now = _with_cancelled(view.now)
-    if not now:
-        return
-    lasting, seconds = view.longest_lasting(_with_cancelled)
-    reported = {w.id: n for w in view.now.workers if (n := _cancelled_for(w)) > seconds}
-    if reported:
-        lasting = frozenset(id for id in reported if reported[id] >= ABANDONED)
-        seconds = max(reported.values())
-    elif len(view.snapshots) == 1:
-        yield unknown(
-            message=f"{workers_text(now)} {verb(now, 'runs')} tasks for which no "
-            "client waits; one reading cannot show for how long",
-            subject=now,
-            remedy=f"Run `clustertune watch {printable(view.now.scheduler)}` in a "
-            "shell.",
-        )
-        return
-    if seconds < ABANDONED:
-        return
-    found = [w for w in view.now.workers if w.id in lasting and w.cancelled]
-    ids, tasks = tuple(w.id for w in found), sum(w.cancelled for w in found)
-    fix = remedies.restart(view, found, "If these tasks may be interrupted, ")
-    yield warning(
-        message=f"{workers_text(ids)} {verb(ids, 'runs')} {plural(tasks, 'task')} for "
-        f"which no client waits, for at least {seconds_text(seconds)}; no other task "
-        "gets these threads",
-        subject=ids,
-        evidence={"tasks": tasks, "seconds": seconds},
-        **fix._asdict(),
-        fixed_by="restart" if view.goal.may_restart(ids) else "",
-    )
-
-
-def _with_cancelled(snapshot: Snapshot) -> Ids:
-    return tuple(w.id for w in snapshot.workers if w.cancelled)
-
-
-def _cancelled_for(worker: WorkerSnapshot) -> float:
-    """For how long it runs a cancelled task, as it reported; 0: unknown, or none."""
-    known = isinstance(worker.details, Details) and worker.details.cancelled
-    return known or 0.0
 
 
 def stuck_tasks(view: View, *, min_seconds: float = 60.0) -> Iterator[Finding]:
@@ -104,8 +44,9 @@ def stuck_tasks(view: View, *, min_seconds: float = 60.0) -> Iterator[Finding]:
 
     A training task waits without an end if another member of its fit is bound to a
     worker that has left, as LightGBM's are. Another task that runs 20 times as long
-    as those of its kind waits for a lock, a file or a network that does not answer.
-    Dask cannot stop a thread.
+    as those of its kind waits for a lock, a file or a network that does not answer. If
+    a client leaves, its running tasks go on without it: Dask cannot stop a thread. A
+    training task may then wait for partners that never connect.
 
     Remedy: Run ``clustertune.restart_workers(client, workers=[...], end_tasks=True)``
     for these workers. It loses no data; the tasks run again, or are cancelled if they
@@ -114,8 +55,10 @@ def stuck_tasks(view: View, *, min_seconds: float = 60.0) -> Iterator[Finding]:
     Parameters
     ----------
     min_seconds
-        Seconds from which the check reports a task that is no training task.
+        Seconds from which the check reports a task, except for a training task that a
+        client waits for.
     """
+    yield from _unwanted(view, min_seconds)
     survey = view.now.survey
     if survey is None:
         return
@@ -164,6 +107,23 @@ def _stuck(
     )
 
 
+def _unwanted(view: View, min_seconds: float) -> Iterator[Finding]:
+    """Report tasks for which no client waits; a restart does not wait for them."""
+    lasting = [(w, d.cancelled) for w, d in details_of(view) if d.cancelled is not None]
+    found = [(w, seconds) for w, seconds in lasting if seconds >= min_seconds]
+    if not found:
+        return
+    ids, seconds = tuple(w.id for w, _ in found), max(x for _, x in found)
+    fix = remedies.restart(view, [w for w, _ in found], "If these tasks may be ended, ")
+    yield warning(
+        message=f"{workers_text(ids)} {verb(ids, 'runs')} tasks for which no client "
+        f"waits, for up to {seconds_text(seconds)}; no other task gets these threads",
+        subject=ids,
+        evidence={"seconds": seconds},
+        **fix._asdict(),
+    )
+
+
 def unrunnable_tasks(view: View) -> Iterator[Finding]:
     """Find tasks that wait for a worker, host or resource that does not exist.
 
@@ -195,7 +155,7 @@ def unrunnable_tasks(view: View) -> Iterator[Finding]:
         )
 
 
-# --- data and other keys --------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------
 
 
 def data_from_client(view: View) -> Iterator[Finding]:
@@ -240,34 +200,3 @@ def data_from_client(view: View) -> Iterator[Finding]:
             evidence={"partitions": partitions},
             remedy=FROM_STORAGE,
         )
-
-
-def unrelated_keys(view: View) -> Iterator[Finding]:
-    """Find memory of keys that belong to none of the given collections.
-
-    A fit cannot use this memory. Often it is an earlier version of the same data, which
-    a variable, ``_`` or ``Out`` of a notebook, or a shown exception holds. The check
-    reports more than 10 % of all memory limits; above 30 % the finding is a warning.
-
-    Remedy: Delete the variables that hold the keys with ``del`` (in IPython also
-    ``%reset_selective -f name`` and ``%xdel``). If no variable is left, run
-    ``clustertune.release_data(client, keep=[X, y])``.
-    """
-    survey = view.now.survey
-    limits = sum(w.memory_limit for w in view.now.workers)
-    if survey is None or not view.layouts or not limits:
-        return
-    given = int(held_bytes(view.layouts, len(view.now.workers)).sum())
-    other = sum(w.managed + w.spilled for w in view.now.workers) - given
-    if other <= UNRELATED * limits:
-        return
-    largest = sorted(survey.prefixes, key=lambda p: -p.nbytes if p.keys else 0)[:3]
-    kinds = names_text([f"{p.name} ({bytes_text(p.nbytes)})" for p in largest])
-    yield Finding(
-        severity=Severity.warning if other > MUCH_UNRELATED * limits else Severity.info,
-        message=f"{bytes_text(other)} of keys belong to none of the given collections, "
-        f"and a fit cannot use this memory; largest kinds of all keys: {kinds}",
-        evidence={"bytes": other, "limits_bytes": limits},
-        remedy="Delete the variables that hold them with `del`. To release all other "
-        f"data of this client, run `{remedies.release(view)}`.",
-    )

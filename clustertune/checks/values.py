@@ -10,14 +10,11 @@ from clustertune.core.model import (
     Finding,
     Layout,
     Severity,
-    Unknown,
     View,
     critical,
-    info,
 )
 from clustertune.core.profiles import NOT_NUMBERS
 from clustertune.core.wording import (
-    bytes_text,
     code,
     names_text,
     partitions_text,
@@ -28,11 +25,7 @@ from clustertune.core.wording import (
     verb,
 )
 from clustertune.planner import remedies
-from clustertune.planner.layouts import collection_bytes
 
-#: types that are float64 in one array with float32
-WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
-MUCH = 2**30  # bytes of features: with fewer, narrower numbers save little
 #: how names of types of text begin
 TEXT = ("object", "string", "str")
 MAX_NAMES = 10  # columns in a message
@@ -349,51 +342,3 @@ def _encode(
         "If the columns have few different values, make categories of them with "
         f"{made}.{option} Otherwise run {drop}."
     )
-
-
-def wide_dtypes(view: View) -> Iterator[Finding]:
-    """Find features with wider numbers than the training needs.
-
-    XGBoost keeps features as float32. Partitions of float64 need twice the memory on
-    the workers and twice the time to move, and the model is the same. The check reports
-    more than 1 GiB of such features. Libraries also make one array of all columns of a
-    partition. One column of int64 or float64 among columns of float32 makes that array
-    float64, which needs twice the memory.
-
-    Remedy: Run ``X = X.astype("float32")`` before you prepare X. Or cast only the wide
-    columns: ``X = X.astype({"column": "float32"})``.
-    """
-    for collection in view.collections:
-        yield from _mixed(collection)
-    kept = view.goal.workload.feature_bytes
-    if kept is None or not view.layouts:
-        return
-    X = view.layouts[0].collections[0]
-    size = collection_bytes(X)
-    if isinstance(size, Unknown) or X.itemsize is None:
-        return
-    if X.itemsize > kept and size > MUCH:
-        saved = size - size * kept // X.itemsize
-        yield info(
-            message=f"{X.label} has numbers of {X.itemsize} bytes, of which "
-            f"{view.goal.workload.title} keeps {kept}; narrower numbers would save up "
-            f"to {bytes_text(saved)}",
-            subject=(X.label,),
-            evidence={"itemsize": X.itemsize, "kept_itemsize": kept, "bytes": saved},
-            remedy=f"Run `{remedies.to_float32(X)}`.",
-        )
-
-
-def _mixed(collection: CollectionInfo) -> Iterator[Finding]:
-    """Report a frame in which a few columns of wide numbers widen all others."""
-    wide = [f"{x}: {t}" for t in sorted(WIDE) for x in collection.types.get(t, ())]
-    narrow = len(collection.types.get("float32", ()))
-    if collection.kind == "dataframe" and 0 < len(wide) < narrow:
-        yield info(
-            message=f"{collection.label} has {plural(narrow, 'column')} of float32 "
-            f"and {len(wide):,} of wider numbers ({names_text(wide, most=MAX_NAMES)}), "
-            "so one array of all columns is float64 and needs twice the memory",
-            subject=(collection.label,),
-            evidence={"float32_columns": narrow, "wider_columns": len(wide)},
-            remedy=f"Run `{remedies.to_float32(collection)}`.",
-        )

@@ -35,7 +35,6 @@ from clustertune.planner.machines import details_of
 from clustertune.planner.memory import restart_reason
 
 ANSWERS = 5.0  # seconds without a heartbeat, for a worker that did not answer
-ALIKE = 0.05  # of the largest memory per thread: equal hosts differ by less
 DEFAULT_TTL = 300.0  # seconds: Dask's default of distributed.scheduler.worker-ttl
 
 
@@ -321,58 +320,6 @@ def no_nanny(view: View) -> Iterator[Finding]:
             if inside
             else remedy,
         )
-
-
-def heterogeneous_workers(view: View) -> Iterator[Finding]:
-    """Find workers with different numbers of threads or memory per thread.
-
-    ``prepare`` places rows in proportion to threads, so a worker with twice the threads
-    needs twice the memory. Every round of a fit waits for the slowest worker.
-
-    Remedy: Give all workers the same size with ``clustertune.resize_workers(client,
-    nthreads=4, memory_limit="16 GiB")``, or train only on workers of one size:
-    ``clustertune.prepare(client, X, y, workers=[...])``.
-    """
-    workers = view.eligible_workers
-    threads = Counter(w.nthreads for w in workers)
-    limits = [w.memory_limit / w.nthreads for w in workers if w.memory_limit]
-    ids = tuple(w.id for w in workers)
-    if len(threads) > 1:
-        groups = ", ".join(
-            f"{plural(count, 'worker')} with {plural(n, 'thread')}"
-            for n, count in sorted(threads.items())
-        )
-        fewest = min(threads)
-        larger = [w for w in workers if w.nthreads > fewest]
-        fix = remedies.resize(view, larger, nthreads=fewest)
-        yield info(
-            message=f"workers have different numbers of threads: {groups}; the slowest "
-            "worker ends each round of a fit",
-            subject=ids,
-            evidence={"workers": len(workers)},
-            **fix._asdict(),
-        )
-    if limits and min(limits) < (1 - ALIKE) * max(limits):
-        yield info(
-            message="workers have different memory per thread, and so for their rows: "
-            f"{bytes_text(min(limits))} to {bytes_text(max(limits))}",
-            subject=ids,
-            evidence={"workers": len(workers)},
-            remedy=_on_larger_workers(view, max(limits)),
-        )
-
-
-def _on_larger_workers(view: View, largest: float) -> str:
-    """Code that trains only on workers with much memory per thread."""
-    enough = (1 - ALIKE) * largest
-    ids = [
-        w.id
-        for w in view.eligible_workers
-        if not w.memory_limit or w.memory_limit >= enough * w.nthreads
-    ]
-    call = remedies.prepare(view, workers=remedies.sort_ids(ids))
-    effect = " to train only on the larger workers"
-    return remedies.run(call, effect) if view.layouts else ""
 
 
 def software_versions(view: View) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -44,7 +43,6 @@ from clustertune.core.snapshots import Run as Run
 from clustertune.core.snapshots import RunningTask as RunningTask
 from clustertune.core.snapshots import Snapshot as Snapshot
 from clustertune.core.snapshots import Survey as Survey
-from clustertune.core.snapshots import TaskPrefix as TaskPrefix
 from clustertune.core.snapshots import Thresholds as Thresholds
 from clustertune.core.snapshots import Unknown as Unknown
 from clustertune.core.snapshots import UnmetRestriction as UnmetRestriction
@@ -208,25 +206,6 @@ class View:
         needed = self.trainers is None or worker.id in self.trainers
         wanted = self.goal.includes(worker.id)
         return wanted and needed and worker.running and not worker.objection
-
-    def longest_lasting(
-        self, which: Callable[[Snapshot], Iterable[str | int]]
-    ) -> tuple[frozenset[str | int], float]:
-        """Return the ids that ``which`` has named for longest, without a gap.
-
-        Returns
-        -------
-        ids, seconds
-            ``which`` names these ids in every snapshot of the last ``seconds``.
-        """
-        longest = still = frozenset(which(self.now))
-        since = self.now.time
-        for snapshot in reversed(self.snapshots):
-            still &= frozenset(which(snapshot))
-            if not still:
-                break
-            longest, since = still, snapshot.time
-        return longest, self.now.time - since
 
     @property
     def eligible_workers(self) -> tuple[WorkerSnapshot, ...]:

@@ -75,9 +75,6 @@ class Details:
 
     #: threads of each native library's pool; None: threadpoolctl is not installed there
     thread_pools: tuple[int, ...] | None
-    disk: str  # kind of file system to which the worker spills
-    disk_total: int  # bytes
-    disk_free: int
     expires: float | None  # epoch seconds at which its lifetime ends; None: never
     packages: Mapping[str, str]  # versions by name of distribution
     #: seconds for which it has run a task that was cancelled; None: it runs none
@@ -132,7 +129,6 @@ class WorkerSnapshot:
     cpu: float = 0.0  # CPUs that its process used before its last heartbeat
     processing: int = 0  # tasks that the scheduler has assigned to it
     executing: int = 0  # running tasks, by its last heartbeat
-    cancelled: int = 0  # running tasks that were cancelled and cannot be stopped
     details: Details | Unknown | None = None  # None: not read
     held_data: HeldData | None = None  # None: not read
     resources: bool = False  # whether tasks may require resources of it
@@ -180,15 +176,6 @@ class LeaseHolder:
     label: str
     client: str  # id
     seconds: float  # since it began
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPrefix:
-    """Tasks whose names differ only by hashes and numbers."""
-
-    name: str
-    keys: int  # results in memory
-    nbytes: int  # approximate bytes of these results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,9 +232,7 @@ class Survey:
     loop_delay: float  # seconds between two ticks of the scheduler's event loop
     #: restrictions of tasks that no worker meets
     unmet_restrictions: tuple[UnmetRestriction, ...] = ()
-    prefixes: tuple[TaskPrefix, ...]
     running: tuple[RunningTask, ...] = ()  # the longest running tasks
-    complete: bool  # False: some prefixes were not read
     packages: Mapping[str, Mapping[str, str]]  # of "client" and "scheduler"
 
 

@@ -25,7 +25,6 @@ from clustertune.core.model import (
     RunningTask,
     Snapshot,
     Survey,
-    TaskPrefix,
     Unknown,
     UnmetRestriction,
     WorkerSnapshot,
@@ -94,13 +93,9 @@ async def with_running_tasks(client: Client) -> Snapshot:
 
 
 def _details(answer: Mapping[str, Any], now: float) -> Details:
-    kind, total, free = answer["disk"]
     left, pools = answer["lifetime"], answer["pools"]
     return Details(
         thread_pools=None if pools is None else tuple(pools),
-        disk=kind,
-        disk_total=total,
-        disk_free=free,
         expires=None if left is None else now + left,
         packages=dict(answer["packages"]),
         cancelled=answer["cancelled"],
@@ -115,13 +110,11 @@ def _read_rows(
 
 
 def _read_survey(answer: Mapping[str, Any]) -> Survey:
-    same = ("worker_ttl", "loop_delay", "complete")
-    prefix = ("name", "keys", "nbytes")
     running = ("worker", "name", "seconds", "usual", "training", "lost_member")
     return Survey(
-        **{name: answer[name] for name in same},
+        worker_ttl=answer["worker_ttl"],
+        loop_delay=answer["loop_delay"],
         unmet_restrictions=read_unmet(answer["unmet"]),
-        prefixes=_read_rows(TaskPrefix, prefix, answer["prefixes"]),
         running=_read_rows(RunningTask, running, answer["running"]),
         packages={
             "client": probe.installed(PACKAGES),

@@ -465,14 +465,14 @@ async def _with_task_counts(client: Client, snapshot: Snapshot) -> Snapshot:
     answers = await ask_workers(
         client, doubtful, probe.task_counts, timeout=SOON, again=False
     )
-    read = {a: read_answer(answer, _task_counts) for a, answer in answers.items()}
-    counts = {a: n for a, n in read.items() if not isinstance(n, Unknown)}
-    workers = tuple(replace(w, **counts.get(w.address, {})) for w in snapshot.workers)
-    return replace(snapshot, workers=workers)
+    read = {a: read_answer(answer, _executing) for a, answer in answers.items()}
+    known = {w.address: w.executing for w in snapshot.workers}
+    known |= {a: n for a, n in read.items() if not isinstance(n, Unknown)}
+    return with_values(snapshot, "executing", known)
 
 
-def _task_counts(counts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: int(counts.get(name, 0)) for name in ("executing", "cancelled")}
+def _executing(counts: Mapping[str, Any]) -> int:
+    return int(counts.get("executing", 0))
 
 
 def read(
@@ -523,7 +523,7 @@ def _worker(
         loop_delay=float(metrics.get("event_loop_interval", 0.0)),
         cpu=float(metrics.get("cpu", 0.0)) / 100,
         processing=processing,
-        **_task_counts(metrics.get("task_counts", {})),
+        executing=_executing(metrics.get("task_counts", {})),
         resources=bool(entry["resources"]),
         parking=scheduler_state.is_parking(entry["name"]),
     )

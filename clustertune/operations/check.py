@@ -31,10 +31,8 @@ from clustertune.operations.call import check_client, stuck_workers
 from clustertune.operations.journal import states_of
 from clustertune.planner import layouts, plan, suitability
 from clustertune.remote.ending import within
-from clustertune.remote.scheduler.survey import MOST
 
 COUNT_SECONDS = 5.0  # for tasks that count rows of spilled partitions
-CUT = f"the scheduler has more than {MOST:,} kinds of tasks; only {MOST:,} were checked"
 
 
 def check(
@@ -148,7 +146,6 @@ async def diagnose(request: CheckRequest) -> Report:
     left = max(1.0, request.timeout - (monotonic() - start))
     with suppress(asyncio.TimeoutError):  # the caller still gets the report
         await within(monitor.ask(request.client, "report", facts=facts), left)
-    survey = view.now.survey
     return Report(
         status="checked",
         seconds=monotonic() - start,
@@ -156,7 +153,6 @@ async def diagnose(request: CheckRequest) -> Report:
         found=found,
         before=tuple(layouts.summarize(layout, view) for layout in view.layouts),
         workers=states_of((view,)),
-        notes=() if survey is None or survey.complete else (CUT,),
     )
 
 

@@ -41,12 +41,7 @@ from clustertune.remote.ending import end_tasks
 
 logger = logging.getLogger("clustertune")
 
-REPORTED_CHECKS = (
-    "paused_workers",
-    "unresponsive_workers",
-    "memory_pressure",
-    "abandoned_tasks",
-)
+REPORTED_CHECKS = ("paused_workers", "unresponsive_workers", "memory_pressure")
 WAIT_SECONDS = 60.0  # for the end of another client's plan
 UNNAMED = "a hold"
 

@@ -46,8 +46,6 @@ ACTS = {  # worst first: the memory that is measured, and the effect
 GROWTH = "memory_growth"
 #: checks of memory; after a trim, the memory itself decides
 MEMORY = ("unmanaged_memory", "memory_pressure", "paused_workers", GROWTH)
-#: checks whose problems a restart solves, whatever the memory is
-ENDED = ("abandoned_tasks",)
 
 
 # --- thresholds -----------------------------------------------------------------------
@@ -326,11 +324,9 @@ def _peak_bytes(worker: str | int, runs: Sequence[Run]) -> float:
 # --- need for a restart ---------------------------------------------------------------
 
 
-def warned(
-    findings: Sequence[Finding], checks: Sequence[str] = (*MEMORY, *ENDED)
-) -> set[str | int]:
-    """Return the workers that warnings of these checks name."""
-    found = [f for f in findings if f.check in checks]
+def warned(findings: Sequence[Finding]) -> set[str | int]:
+    """Return the workers that warnings about memory name."""
+    found = [f for f in findings if f.check in MEMORY]
     return {id for f in found if f.severity >= Severity.warning for id in f.subject}
 
 

@@ -200,7 +200,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         "periodic_callbacks", "plugins", "queued", "remove_plugin",
         "remove_replica", "remove_worker",
         "report", "request_acquire_replicas", "restart", "restart_workers",
-        "retire_workers", "rpc", "running", "status", "task_prefixes", "tasks",
+        "retire_workers", "rpc", "running", "status", "tasks",
         "transition_counter", "transitions", "unrunnable", "worker_ttl", "workers",
     ),
     "WorkerState": (
@@ -216,7 +216,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         "who_has", "who_wants", "worker_restrictions",
     ),
     "ClientState": ("client_key", "last_seen", "wants_what"),
-    "TaskPrefix": ("name", "nbytes_total", "states"),
+    "TaskPrefix": ("all_durations", "name", "state_counts"),
     "active_memory_manager": (
         "ActiveMemoryManagerExtension", "ActiveMemoryManagerPolicy", "ReduceReplicas",
         "Suggestion",

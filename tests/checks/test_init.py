@@ -308,11 +308,11 @@ def test_a_check_of_another_package_that_fails(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(
-    "name", ["memory_pressure", "unmanaged_memory", "memory_growth", "abandoned_tasks"]
+    "name", ["memory_pressure", "unmanaged_memory", "memory_growth"]
 )
 def test_no_worker_is_restarted_twice_in_a_call(name):
     """Then no finding promises that."""
-    seen = worker(0, process=3 * 2**30, cancelled=1)
+    seen = worker(0, process=3 * 2**30)
     idle = worker(1, process=3 * 2**30)
     times = [snapshot([seen, idle], time=time) for time in (0, 20)]
     past = runs(*({0: n * 2**30, 1: n * 2**30} for n in (0, 1, 2, 3)))

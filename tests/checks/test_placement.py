@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from clustertune.checks.partitions import too_few_partitions
 from clustertune.checks.placement import (
     empty_workers,
     eval_sets,
     separated_pairs,
-    surplus_replicas,
     uneven_rows,
 )
 from clustertune.core.model import Severity
@@ -156,11 +156,12 @@ def test_the_tolerance_is_the_goals():
     assert list(uneven_rows(view(layouts=data, tolerance=0.5))) == []
 
 
-def test_what_no_move_can_better_is_information():
+def test_what_no_move_can_better_is_reported_once():
     """Three equal partitions on two workers are as even as possible."""
-    (finding,) = uneven_rows(view(layouts=[layout([10] * 3, [0, 1, 0])]))
+    seen = view(layouts=[layout([10] * 3, [0, 1, 0])])
+    assert list(uneven_rows(seen)) == []
+    (finding,) = too_few_partitions(seen)
     assert finding.severity is Severity.info
-    assert finding.message.endswith("whole partitions cannot be placed more evenly")
 
 
 @pytest.mark.parametrize(
@@ -206,9 +207,6 @@ def test_no_eligible_worker_is_survived():
         pytest.param([layout([10] * 4, [0, 0, 0, 1])], id="together, uneven"),
         pytest.param([layout([10] * 2, [0, 1], collections=["X"])], id="X alone"),
         pytest.param(
-            [layout([10] * 2, {"X": [0, 1], "y": [[0, 1], [0, 1]]})], id="y copied"
-        ),
-        pytest.param(
             [layout([10, 0], {"X": [0, 0], "y": [0, 1]})], id="empty partition"
         ),
         pytest.param([layout([10] * 2, None)], id="not loaded"),
@@ -220,6 +218,15 @@ def test_no_eligible_worker_is_survived():
 def test_separated_pairs_silent(layouts):
     """Each partition is whole on some worker, or holders are unknown."""
     assert list(separated_pairs(view(layouts=layouts))) == []
+
+
+def test_replicas_are_counted_by_partition():
+    """A partition counts once, however many of its collections have replicas."""
+    given = layout([10] * 3, {"X": [[0, 1], 0, 1], "y": [[0, 1], [0, 1], 1]})
+    (finding,) = separated_pairs(view(layouts=[given]))
+    assert finding.severity is Severity.info
+    assert finding.evidence == {"replicated": 2, "partitions": 3}
+    assert "Dask will drop some" in finding.message
 
 
 def test_separated_partitions_are_counted_with_what_must_travel():
@@ -258,31 +265,6 @@ def test_eval_sets_are_looked_at():
     torn = layout([10], {X: [0], y: [1]}, (X, y), label="eval_set[0]")
     (finding,) = separated_pairs(view(layouts=[layout([10], [0]), torn]))
     assert finding.message.startswith("1 of 1 partition (100%) of eval_set[0].X and")
-
-
-# --- surplus_replicas -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "layouts",
-    [
-        pytest.param([], id="no data"),
-        pytest.param([layout([10] * 2, [0, 1])], id="one copy each"),
-        pytest.param([layout([10] * 2, {"X": [0, 0], "y": [1, 1]})], id="apart"),
-        pytest.param([layout([10] * 2, None)], id="not loaded"),
-    ],
-)
-def test_surplus_replicas_silent(layouts):
-    """Every key has one holder, on any worker."""
-    assert list(surplus_replicas(view(layouts=layouts))) == []
-
-
-def test_copies_are_counted_by_partition():
-    """A partition counts once, however many of its collections have replicas."""
-    given = layout([10] * 3, {"X": [[0, 1], 0, 1], "y": [[0, 1], [0, 1], 1]})
-    (finding,) = surplus_replicas(view(layouts=[given]))
-    assert finding.severity is Severity.info
-    assert finding.evidence == {"replicated": 2, "partitions": 3}
 
 
 # --- eval_sets ------------------------------------------------------------------------

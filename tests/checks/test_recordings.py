@@ -110,17 +110,6 @@ def now(**changes: Any) -> Callable[[View], View]:
     return lambda view: replace(view, snapshots=(replace(view.now, **changes),))
 
 
-def window(seconds: float, **changes: Any) -> Callable[[View], View]:
-    """Return snapshots with this change over some time."""
-
-    def change(view: View) -> View:
-        after = workers(view, lambda w: replace(w, **changes), slice(0, 1)).now
-        before = replace(after, time=after.time - seconds)
-        return replace(view, snapshots=(before, after))
-
-    return change
-
-
 def goal(**changes: Any) -> Callable[[View], View]:
     return lambda view: replace(view, goal=replace(view.goal, **changes))
 
@@ -219,15 +208,11 @@ FAULTS = [
     ("close to pause", "stock", worker(process=0.65), "memory_pressure", 1, "clustertune.trim_memory("),
     ("leaves much", "stock", worker(process=0.6), "unmanaged_memory", 2, "clustertune.trim_memory("),
     ("leaks", "stock", grown, "memory_growth", 2, "restart"),
-    ("counted twice", "stock", worker(counted=0.62, process=0.1), "overcounted_memory", 2, "Copy"),
     ("spill above pause", "stock", thresholds(spill=0.9), "memory_settings", 2, "0.60"),
     ("target above spill", "stock", thresholds(target=0.75), "memory_settings", 2, "0.60"),
     ("pause above kill", "stock", thresholds(pause=0.99), "memory_settings", 2, "0.95"),
     ("no limit", "stock", every(memory_limit=0), "memory_settings", 1, "memory_limit="),
     ("limits too high", "stock", facts(host_memory=2 * GIB), "memory_settings", 2, 'memory_limit="'),
-    ("spills to memory", "stock", details(disk="tmpfs"), "spill_space", 1, "--local-directory"),
-    ("spills to a network", "stock", details(disk="nfs4"), "spill_space", 1, "--local-directory"),
-    ("disk full", "stock", details(disk_free=10**6), "spill_space", 2, "--local-directory"),
     ("pools", "stock", details(thread_pools=(64,)), "thread_pools", 2, "OMP_NUM_THREADS"),
     ("threads above CPUs", "stock", every(nthreads=64), "thread_count", 2, "nthreads="),
     ("paused", "stock", worker(status="paused"), "paused_workers", 3, "clustertune.trim_memory("),
@@ -237,14 +222,12 @@ FAULTS = [
     ("blocked", "stock", worker(loop_delay=3.0), "blocked_event_loops", 2, "memory of the host"),
     ("scheduler blocked", "stock", survey(loop_delay=3.0), "blocked_event_loops", 2, "fewer"),
     ("ends soon", "stock", details(expires=0.0), "worker_lifetime", 2, "--lifetime"),
-    ("abandoned", "stock", window(60, executing=0, cancelled=1), "abandoned_tasks", 2, "restart"),
-    ("unlike threads", "stock", worker(nthreads=2), "heterogeneous_workers", 1, "nthreads=1"),
+    ("not waited for", "stock", details(cancelled=90.0), "stuck_tasks", 2, "restart"),
     ("may scale", "adaptive", now(adaptive=(1, math.inf)), "adaptive_scaling", 1, "clustertune.hold("),
     ("other release", "stock", survey(packages={"client": {"numpy": "1.0"}, "scheduler": {}}), "software_versions", 2, "one environment"),
     ("no xgboost", "stock", profile(packages=("no-such",)), "software_versions", 3, 'PipInstall(["no-such"])'),
     ("worker gone", "stock", survey(unmet_restrictions=(UnmetRestriction(kind="worker", names=("tcp://10.0.0.1:9",), tasks=3),)), "unrunnable_tasks", 3, "Submit them again"),
     ("no GPU", "stock", survey(unmet_restrictions=(UnmetRestriction(kind="resources", names=("GPU: 1",), tasks=3),)), "unrunnable_tasks", 2, "--resources"),
-    ("much else", "after_a_fit", every(managed=8 * GIB, process=9 * GIB), "unrelated_keys", 1, "del"),
     ("scattered", "after_a_fit", collection("X", scattered=8), "data_from_client", 1, "read_parquet"),
     ("embedded", "after_a_fit", collection("X", embedded=GIB), "data_from_client", 1, "scatter"),
     ("all on one", "after_a_fit", placed_on(lambda i: i * 0), "uneven_rows", 2, "prepare"),
@@ -255,7 +238,7 @@ FAULTS = [
     ("tiny partitions", "after_a_fit", partitions([10] * 2000), "too_many_partitions", 1, "prepare"),
     ("blocks of columns", "after_a_fit", collection("X", column_blocks=2, keys=lambda m: m.keys * 2), "column_chunks", 3, "rechunk"),
     ("text", "after_a_fit", collection("X", types={"object": ("city",)}), "non_numeric_columns", 2, "Make numbers"),
-    ("copies", "after_a_fit", replicated, "surplus_replicas", 1, "prepare"),
+    ("replicas", "after_a_fit", replicated, "separated_pairs", 1, "prepare"),
     ("workers not there", "stock", goal(n_workers=9), "missing_workers", 2, "clustertune.scale(client, 9)"),
     ("no answer", "stock", every(facts=Unknown("no answer")), "memory_pressure", 0, ""),
 ]  # fmt: skip

@@ -16,7 +16,6 @@ from distributed import Client
 from xgboost.dask import DaskXGBClassifier
 
 import clustertune
-from clustertune.checks import values
 from clustertune.core.model import Severity
 from tests.checks.applying import Situation
 from tests.processes import local_workers, stop_stealing
@@ -87,7 +86,6 @@ def y_apart(client: Client) -> dict[str, Any]:
     return pair(client, [0, 0, 1, 1], [1, 1, 0, 0])
 
 
-@case("surplus_replicas")
 def replicas(client: Client) -> dict[str, Any]:
     found = pair(client, [0, 0, 1, 1])
     client.replicate(list(found.values()))
@@ -158,12 +156,6 @@ def text(client: Client) -> dict[str, Any]:
     return {"X": X.assign(t="text"), "y": y}
 
 
-@case("wide_dtypes", estimator="xgboost")
-def wide_columns(client: Client) -> dict[str, Any]:
-    X, y = numbers("frame")
-    return {"X": X, "y": y}
-
-
 @case("unshuffled_rows", deep=True)
 def sorted_rows(client: Client) -> dict[str, Any]:
     return pair(client, [0, 0, 1, 1])
@@ -189,10 +181,7 @@ def from_one(client: Client) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_of_training_data(
-    client: Client, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(values, "MUCH", 0)
+def test_of_training_data(client: Client, name: str) -> None:
     made = CASES[name](client)
     lines, line = made.pop("lines", 1), made.pop("line", 0)
     names = {k: made.pop(k) for k in ("X", "y", "qid") if k in made}
@@ -201,6 +190,12 @@ def test_of_training_data(
     for _ in range(lines):
         situation.apply(name, line)
     assert not situation.found(name)
+
+
+def test_replicas(client: Client) -> None:
+    situation = Situation(client, replicas(client))
+    situation.apply("separated_pairs")
+    assert not situation.found("separated_pairs")
 
 
 @pytest.mark.parametrize("kind", ["array", "frame"])

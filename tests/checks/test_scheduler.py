@@ -1,15 +1,13 @@
 from __future__ import annotations
 
+import dask
 import pytest
 from distributed import Client, Event
 
 import clustertune
-from clustertune.checks import scheduler
 from clustertune.checks.scheduler import (
-    abandoned_tasks,
     data_from_client,
     stuck_tasks,
-    unrelated_keys,
     unrunnable_tasks,
 )
 from clustertune.core.model import (
@@ -17,82 +15,9 @@ from clustertune.core.model import (
     Severity,
     UnmetRestriction,
 )
-from tests.builders import details, layout, prefix, snapshot, survey, view, worker
+from tests.builders import details, layout, snapshot, survey, view, worker
 from tests.in_process import gen_cluster
 from tests.processes import soon
-
-# --- abandoned_tasks ------------------------------------------------------------------
-
-
-def find_abandoned_tasks(*seen):
-    """Return findings from (time, cancelled tasks) of one of two workers."""
-    window = [
-        snapshot([worker(0, cancelled=n), worker(1)], time=time) for time, n in seen
-    ]
-    return list(abandoned_tasks(view(snapshots=window)))
-
-
-def test_silent_where_tasks_are_wanted():
-    """Tasks are wanted, or a cancelled task runs for a moment."""
-    assert find_abandoned_tasks((0, 0)) == []
-    assert find_abandoned_tasks((0, 1), (20, 0)) == []
-    assert find_abandoned_tasks((0, 0), (20, 1)) == []
-    assert find_abandoned_tasks((0, 1), (5, 1)) == []
-
-
-def test_one_reading_tells_nothing():
-    """After one reading the task may end soon."""
-    (finding,) = find_abandoned_tasks((0, 1))
-    assert finding.severity is Severity.unknown
-    assert "one reading cannot show for how long" in finding.message
-
-
-def test_abandoned():
-    """The duration is that of the snapshots without a break."""
-    (finding,) = find_abandoned_tasks((0, 0), (10, 2), (30, 2))
-    assert finding.severity is Severity.warning
-    assert finding.subject == (0,)
-    assert finding.evidence == {"tasks": 2, "seconds": 20.0}
-
-
-def test_the_worker_reports_for_how_long():
-    """Then one reading is enough."""
-    seen = [worker(0, cancelled=1, details=details(cancelled=30.0)), worker(1)]
-    (finding,) = abandoned_tasks(view(seen))
-    assert (finding.severity, finding.subject) == (Severity.warning, (0,))
-    assert finding.evidence == {"tasks": 1, "seconds": 30.0}
-    seen = [worker(0, cancelled=1, details=details(cancelled=5.0)), worker(1)]
-    assert not list(abandoned_tasks(view(seen)))
-
-
-def _train(gate):
-    Event(gate).wait(60)
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_live(c, s, a, b, monkeypatch):
-    """A client closes while its task runs, and the thread cannot be stopped."""
-    monkeypatch.setattr(scheduler, "ABANDONED", 0.5)
-    gate = Event("gate", client=c)
-    # its result is not what keeps the worker: the thread is in native code, say
-    # nor may its thread take this client, which goes, for the one that it waits with
-    options = {"asynchronous": True, "set_as_default": False}
-    async with Client(s.address, **options) as other:
-        task = other.submit(_train, gate.name, workers=[a.address])
-        await soon(lambda: a.state.executing_count)
-        async with clustertune.Monitor(c, interval=0.1) as monitor:
-            monitor._watch.hold = 0.1
-            assert _names(monitor) == set()
-            await other.close()
-            await a.heartbeat()
-            await soon(lambda: "abandoned_tasks" in _names(monitor))
-    await gate.set()
-    del task
-
-
-def _names(monitor):
-    return {f.check for f in monitor.findings}
-
 
 # --- stuck_tasks ----------------------------------------------------------------------
 
@@ -137,6 +62,52 @@ def test_stuck_tasks(task, severity, text):
     assert repr(task[0]) in finding.message
     call = "clustertune.restart_workers(client, end_tasks=True, workers=[1])"
     assert call in finding.remedy
+
+
+def unwanted(*seconds):
+    """Return findings from the seconds for which workers run a cancelled task."""
+    workers = [
+        worker(i, details=details(cancelled=lasting))
+        for i, lasting in enumerate(seconds)
+    ]
+    return list(stuck_tasks(view(workers)))
+
+
+def test_silent_where_tasks_are_wanted():
+    """No worker runs a cancelled task, it may end soon, or details were not read."""
+    assert unwanted(None, None) == unwanted(59.0, None) == []
+    assert list(stuck_tasks(view([worker(0)]))) == []
+
+
+def test_tasks_that_no_client_waits_for():
+    """A restart does not wait for them, so the remedy ends no others."""
+    (finding,) = unwanted(61.0, 300.0, None)
+    assert (finding.severity, finding.subject) == (Severity.warning, (0, 1))
+    assert finding.evidence == {"seconds": 300.0}
+    assert "tasks for which no client waits, for up to 5 min" in finding.message
+    assert "clustertune.restart_workers(client, workers=[0, 1])" in finding.remedy
+
+
+def _train(gate):
+    Event(gate).wait(60)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_client_that_left(c, s, a, b):
+    """A client closes while its task runs, and the thread cannot be stopped."""
+    gate = Event("gate", client=c)
+    # the task's thread must not wait with this client, which closes
+    options = {"asynchronous": True, "set_as_default": False}
+    async with Client(s.address, **options) as other:
+        task = other.submit(_train, gate.name, workers=[a.address])
+        await soon(lambda: a.state.executing_count)
+    await soon(lambda: a.state.tasks[task.key].state == "cancelled")
+    with dask.config.set({"clustertune.checks.stuck_tasks.min_seconds": 0}):
+        report = await clustertune.check(c)
+    (finding,) = (f for f in report.found if f.check == "stuck_tasks")
+    assert finding.severity is Severity.warning
+    assert "no client waits" in finding.message
+    await gate.set()
 
 
 # --- unrunnable_tasks -----------------------------------------------------------------
@@ -232,40 +203,3 @@ def test_without_a_recipe():
     assert finding.severity is Severity.info
     assert finding.subject == ("X", "y")
     assert "4 partitions of X and y are lost if a worker dies" in finding.message
-
-
-# --- unrelated_keys -------------------------------------------------------------------
-
-
-GIB = 2**30
-
-
-def find_unrelated_keys(managed, *prefixes, layouts=None):
-    data = layout([1000] * 4, [0, 0, 1, 1])  # 352,000 bytes
-    some = [worker(i, managed=managed) for i in range(2)]
-    given = [data] if layouts is None else layouts
-    return list(unrelated_keys(view(some, given, survey=survey(prefixes=prefixes))))
-
-
-def test_silent_where_others_take_little():
-    """Others hold little of 8 GiB, or no data was given, or nothing was read."""
-    assert find_unrelated_keys(GIB // 4) == []
-    assert find_unrelated_keys(3 * GIB, layouts=[]) == []
-    assert (
-        list(unrelated_keys(view([worker(0, managed=3 * GIB)], [layout([1], [0])])))
-        == []
-    )
-
-
-def test_other_keys():
-    """The finding names the largest kinds in memory."""
-    kinds = (
-        prefix("old", keys=5, nbytes=GIB),
-        prefix("gone", keys=0, nbytes=9 * GIB),
-        prefix("small", keys=1, nbytes=10),
-    )
-    (finding,) = find_unrelated_keys(GIB // 2, *kinds)
-    assert finding.severity is Severity.info
-    assert "largest kinds of all keys: old (1.0 GiB)" in finding.message
-    (finding,) = find_unrelated_keys(2 * GIB, *kinds)
-    assert finding.severity is Severity.warning

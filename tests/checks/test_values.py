@@ -14,7 +14,6 @@ from clustertune.checks.values import (
     non_numeric_columns,
     nonfinite_values,
     unreadable_values,
-    wide_dtypes,
 )
 from clustertune.core.model import Contents, Severity
 from clustertune.integrations import libraries
@@ -231,55 +230,3 @@ def test_categories():
     assert not found(libraries.choose("lightgbm"))
     (finding,) = found(libraries.choose("xgboost"))
     assert "`enable_categorical=True`" in finding.remedy
-
-
-# --- wide_dtypes: one wide column -----------------------------------------------------
-
-
-def find_mixed_numbers(kind="dataframe", **types):
-    data = layout([10], [0], ("X",), kind=kind, types=types)
-    return list(wide_dtypes(view((), [data])))
-
-
-def test_silent_where_all_are_alike():
-    """All columns have the same type, most are wide, or there is no frame."""
-    ten = tuple("abcdefghij")
-    assert find_mixed_numbers(float32=ten) == find_mixed_numbers(float64=ten) == []
-    assert find_mixed_numbers(float32=("k", "l"), float64=ten) == []
-    assert find_mixed_numbers(float32=ten, int8=("k",)) == []
-    assert find_mixed_numbers(kind="array") == []
-
-
-def test_one_wide_column():
-    """The finding has the name and the type of the column."""
-    (finding,) = find_mixed_numbers(float32=tuple("abcdefghi"), int64=("id",))
-    assert finding.severity is Severity.info
-    assert "9 columns of float32 and 1 of wider numbers (id: int64)" in finding.message
-
-
-# --- wide_dtypes ----------------------------------------------------------------------
-
-
-def find_wide_numbers(kept, itemsize=8, rows=10**8):
-    seen = view((), [layout([rows], [0], itemsize=itemsize)])
-    workload = replace(seen.goal.workload, feature_bytes=kept)
-    return list(wide_dtypes(replace(seen, goal=replace(seen.goal, workload=workload))))
-
-
-def test_silent_where_it_does_not_matter():
-    """Unknown workloads, narrow numbers, small data, unknown data, no numbers."""
-    assert (
-        find_wide_numbers(None)
-        == find_wide_numbers(4, itemsize=4)
-        == find_wide_numbers(4, rows=1000)
-        == []
-    )
-    assert find_wide_numbers(4, itemsize=None) == []
-    assert list(wide_dtypes(view())) == []
-
-
-def test_half_would_do():
-    """The finding has the bytes that half the width saves."""
-    (finding,) = find_wide_numbers(4)
-    assert finding.severity is Severity.info
-    assert finding.evidence["bytes"] == 80 * 10**8 // 2

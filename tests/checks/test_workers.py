@@ -9,7 +9,6 @@ from distributed.core import Status
 import clustertune
 from clustertune.checks.workers import (
     adaptive_scaling,
-    heterogeneous_workers,
     missing_workers,
     no_nanny,
     paused_workers,
@@ -19,7 +18,7 @@ from clustertune.checks.workers import (
     worker_lifetime,
 )
 from clustertune.core.model import OtherVersions, Severity, Unknown
-from tests.builders import details, layout, snapshot, survey, view, worker
+from tests.builders import details, snapshot, survey, view, worker
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -264,45 +263,6 @@ def test_without():
     (finding,) = no_nanny(view([worker(0), worker(1, nanny=None)]))
     assert finding.severity is Severity.info
     assert finding.subject == (1,)
-
-
-# --- heterogeneous_workers ------------------------------------------------------------
-
-
-def find_heterogeneous_workers(*workers):
-    return list(heterogeneous_workers(view(workers)))
-
-
-def test_silent_where_they_are_alike():
-    """Workers are alike; limits may differ slightly."""
-    assert (
-        find_heterogeneous_workers(worker(0), worker(1, memory_limit=4 * GIB - 2**20))
-        == []
-    )
-    double = worker(1, nthreads=2, memory_limit=8 * GIB, status="paused")
-    assert find_heterogeneous_workers(worker(0), double) == []
-
-
-def test_threads_and_memory():
-    """A worker with twice the threads gets twice the rows, and needs more memory."""
-    (finding,) = find_heterogeneous_workers(
-        worker(0), worker(1, nthreads=2, memory_limit=8 * GIB)
-    )
-    assert finding.severity is Severity.info
-    assert "1 worker with 1 thread, 1 worker with 2 threads" in finding.message
-    (finding,) = find_heterogeneous_workers(worker(0), worker(1, memory_limit=8 * GIB))
-    assert "different memory per thread" in finding.message
-    assert len(find_heterogeneous_workers(worker(0), worker(1, nthreads=2))) == 2
-
-
-def test_a_worker_without_a_limit_has_no_less_memory():
-    """Its limit is 0, which is no memory per thread; it is one of the larger ones."""
-    free = worker(0, memory_limit=0)
-    assert find_heterogeneous_workers(free, worker(1)) == []
-    some = [free, worker(1), worker(2, memory_limit=8 * GIB)]
-    (finding,) = heterogeneous_workers(view(some, layouts=[layout([8], [0])]))
-    assert "4.0 GiB to 8.0 GiB" in finding.message
-    assert "workers=[0, 2]" in finding.remedy
 
 
 # --- software_versions ----------------------------------------------------------------

@@ -209,7 +209,7 @@ async def test_hostile_names(c: Any, s: Any) -> None:
         reports = (running, paused)
         texts = [*map(str, reports), *map(str, watched.events), repr(watched)]
         found = {f.check for r in reports for f in r.found}
-        assert {"paused_workers", "heterogeneous_workers"} <= found
+        assert "paused_workers" in found
         for text in texts:
             assert all(x.isprintable() or x == "\n" for x in text), text
         for report in reports:
@@ -227,7 +227,6 @@ async def test_hostile_answers(
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     answers = {
         "pools": None,
-        "disk": [EVIL, 2**40, 1],
         "lifetime": 60.0,
         "paused": None,
         "cancelled": None,
@@ -243,8 +242,6 @@ async def test_hostile_answers(
     await clustertune.check(c)
     a.handlers["run"], b.handlers["run"] = lie, fail
     report = await clustertune.check(c)
-    assert {"worker_lifetime", "software_versions", "spill_space"} <= {
-        f.check for f in report.found
-    }
+    assert {"worker_lifetime", "software_versions"} <= {f.check for f in report.found}
     assert all(x.isprintable() or x == "\n" for x in str(report))
     assert "<script" not in report._repr_html_()

@@ -13,7 +13,6 @@ import pandas as pd
 import psutil
 import pytest
 from distributed import Event, Nanny, wait
-from distributed.scheduler import TaskPrefix
 
 import clustertune
 from clustertune.checks import workers
@@ -57,18 +56,6 @@ async def test_a_scheduler_that_stops_answering(c, s, a, b, monkeypatch):
     monkeypatch.setattr(monitor, "ask", hangs)
     report = await within(clustertune.check(c, timeout="5s"), 30)
     assert report.status == "checked"
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_more_than_is_looked_at(c, s, a, b):
-    """A note reports kinds of tasks beyond the limit."""
-    assert not (await clustertune.check(c)).notes
-    names = map(str, range(5001))
-    s.task_prefixes.update({name: TaskPrefix(name) for name in names})
-    report = await clustertune.check(c)
-    (note,) = report.notes
-    assert note.startswith("the scheduler has more than 5,000 kinds of tasks")
-    assert note in " ".join(str(report).split())
 
 
 @gen_cluster(client=True, nthreads=TWO)

@@ -256,15 +256,12 @@ def test_need(changes: Any, growth: int, needed: bool) -> None:
 
 
 def test_a_leak_is_restarted_before_the_run_that_fills_it() -> None:
-    """The growth per run decides; abandoned tasks always need a restart."""
+    """The growth per run decides."""
     seen = auto(worker(0, process=2 * GIB), worker(1))
     (step,) = proposed("restart", seen, named("memory_growth", 0, bytes_per_run=GIB))
     assert step.args.growth == GIB
     assert "grows by 1.0 GiB in a run" in step.summary
     assert proposed("restart", seen, named("memory_growth", 0, bytes_per_run=9)) == []
-    (step,) = proposed("restart", seen, named("abandoned_tasks", 1))
-    assert (step.args.id, step.args.growth) == (1, None)
-    assert restart.needless(step, seen) == ""
 
 
 async def _restarted() -> tuple[Any, Any, Any]:

@@ -1,8 +1,8 @@
 """Reports about keys, tasks, clients and workers, from the scheduler's state.
 
 Reports about given keys or workers take time that grows with those keys or workers. The
-survey for a diagnosis reads the scheduler's own counts: its time grows with workers and
-task prefixes, of which it reads a bounded number, not with keys.
+survey for a diagnosis reads running tasks and the scheduler's own counts: its time
+grows with workers, not with keys.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from time import time
 from typing import Any
 
@@ -27,7 +26,6 @@ from clustertune.remote.scheduler.state import (
 )
 from clustertune.remote.worker.probe import installed
 
-MOST = 5000  # task prefixes that are read
 MAX_RUNNING = 50  # tasks
 
 
@@ -152,29 +150,18 @@ async def held_data(scheduler: Any, workers: Sequence[str]) -> dict[str, list[in
     return found
 
 
-# --- all task prefixes ----------------------------------------------------------------
+# --- for a diagnosis ------------------------------------------------------------------
 
 
 async def survey(scheduler: Any, packages: Iterable[str]) -> dict[str, Any]:
-    """Task prefixes, and restrictions that no worker meets; plain types."""
+    """Running tasks, and restrictions that no worker meets; plain types."""
     return {
         "worker_ttl": scheduler.worker_ttl,
         "loop_delay": scheduler._tick_interval_observed,
         "unmet": await unmet_summary(scheduler),
-        "prefixes": await _prefixes(scheduler),
         "running": await _running(scheduler),
-        "complete": len(scheduler.task_prefixes) <= MOST,
         "packages": installed(packages),
     }
-
-
-async def _prefixes(scheduler: Any) -> list[list[Any]]:
-    """Name, number of keys in memory, and their bytes, of each task prefix."""
-    prefixes = list(islice(scheduler.task_prefixes.values(), MOST))
-    return [
-        [str(tp.name), tp.states["memory"], _held(tp)]
-        async for tp in in_turns(prefixes)
-    ]
 
 
 async def _running(scheduler: Any) -> list[list[Any]]:
@@ -214,10 +201,3 @@ def _usual(prefix: Any) -> float | None:
     ended: int = prefix.state_counts["memory"]
     seconds: float = prefix.all_durations.get("compute", 0.0)
     return seconds / ended if ended else None
-
-
-def _held(prefix: Any) -> int:
-    """Bytes in memory; Dask's total includes results that were released."""
-    there, gone = prefix.states["memory"], prefix.states["released"]
-    held: int = prefix.nbytes_total * there // max(1, there + gone)
-    return held

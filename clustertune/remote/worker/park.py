@@ -68,7 +68,7 @@ def read(result: Serialize | Serialized) -> Any:
 
 def room(dask_worker: Any) -> dict[str, int]:
     """Bytes of memory and of disk that a parking worker of this nanny may fill."""
-    kind, _, free = disk(dask_worker.local_directory)
+    kind, free = disk(dask_worker.local_directory)
     return {
         "memory": int(MEMORY_SHARE * available_memory()),
         "disk": 0 if kind in IN_MEMORY else int(DISK_SHARE * free),

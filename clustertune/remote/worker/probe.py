@@ -295,10 +295,9 @@ def _read(file: Path) -> str:
 
 
 def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
-    """Thread pools, disk, lifetime and packages; plain types."""
+    """Thread pools, lifetime and packages; plain types."""
     return {
         "pools": pools(),
-        "disk": disk(dask_worker.local_directory),
         "lifetime": _left(dask_worker, psutil.Process()),
         "cancelled": _cancelled(dask_worker),
         "packages": installed(packages),
@@ -336,8 +335,8 @@ def pools() -> list[int] | None:
 
 
 def disk(path: str) -> list[Any]:
-    """Kind of file system, bytes in all and free bytes of the spill directory."""
-    usage = psutil.disk_usage(path)
+    """Kind of file system and free bytes of the spill directory."""
+    free = psutil.disk_usage(path).free
     inside = [
         p
         for p in psutil.disk_partitions(all=True)
@@ -345,7 +344,7 @@ def disk(path: str) -> list[Any]:
     ]
     # the last mount at a place hides the others: a disk hides its automount
     nearest = max(reversed(inside), key=lambda p: len(p.mountpoint), default=None)
-    return [nearest.fstype if nearest else "", usage.total, usage.free]
+    return [nearest.fstype if nearest else "", free]
 
 
 def _left(dask_worker: Any, process: psutil.Process) -> float | None:

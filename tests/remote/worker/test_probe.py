@@ -91,15 +91,16 @@ def test_a_folder_of_the_host_that_is_not_here(cgroups: Path) -> None:
 async def test_tasks_that_have_ended_since_the_last_heartbeat(c, s, a):
     """They are not counted, or restarts by need would wait for them.
 
-    The others, for which no client waits any more, are.
+    Nor are those for which no client waits any more.
     """
     gate = Event("gate", client=c)
     await monitor.install_plugin(c, await monitor.identify(c))
 
-    async def seen() -> tuple[int, int]:
-        """Return executing and cancelled tasks, as a look has them."""
+    async def seen() -> int:
+        """Return the executing tasks, as a look has them."""
         snapshot, _ = await monitor.look(c, [])
-        return snapshot.workers[0].executing, snapshot.workers[0].cancelled
+        executing: int = snapshot.workers[0].executing
+        return executing
 
     def wait_there() -> None:
         Event("gate").wait(60)
@@ -108,10 +109,10 @@ async def test_tasks_that_have_ended_since_the_last_heartbeat(c, s, a):
     task = c.submit(wait_there, pure=False)
     await soon(lambda: a.state.executing_count)
     await a.heartbeat()
-    assert await seen() == (1, 0)
+    assert await seen() == 1
     await gate.set()
     await task
-    assert await seen() == (0, 0)
+    assert await seen() == 0
     await gate.clear()
     task = c.submit(wait_there, pure=False)
     await soon(lambda: a.state.executing_count)
@@ -119,11 +120,11 @@ async def test_tasks_that_have_ended_since_the_last_heartbeat(c, s, a):
     key = task.key
     del task
     await soon(lambda: a.state.tasks[key].state == "cancelled")
-    assert await seen() == (0, 1)
+    assert await seen() == 0
     unreadable = SimpleNamespace(current_count=lambda **_: {"executing": "x"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(a.state, "task_counter", unreadable)
-        assert await seen() == (1, 0)
+        assert await seen() == 1
     await gate.set()
 
 
@@ -178,9 +179,6 @@ async def test_of_this_process(c, s, a):
     """The worker is in this process, so its answer can be checked."""
     found = probe.worker_details(a, PACKAGES)
     assert set(found["packages"]) == {"dask", "distributed"}
-    kind, total, free = found["disk"]
-    assert isinstance(kind, str)
-    assert 0 <= free <= total
     assert found["lifetime"] is None
 
 
@@ -220,7 +218,6 @@ async def test_asked_through_a_client(c, s, a, b):
     asked = await inquiry.with_details(c, snapshot)
     assert all(isinstance(w.details, Details) for w in asked.workers)
     assert asked.survey.packages["client"] == asked.survey.packages["scheduler"]
-    assert asked.survey.complete
 
 
 @gen_cluster(client=True, nthreads=ONE)
@@ -228,14 +225,14 @@ async def test_a_worker_that_cannot_say(c, s, a, monkeypatch):
     """Its error is reported; the other answers count."""
     await monitor.install_plugin(c, await monitor.identify(c))
     snapshot, _ = await monitor.look(c, [])
-    a.local_directory = "/no/such/folder"
+    monkeypatch.setattr(a, "lifetime", "an hour")
     asked = await inquiry.with_details(c, snapshot)
     (worker,) = asked.workers
     assert isinstance(worker.details, Unknown)
-    assert "FileNotFoundError" in worker.details.reason
+    assert "TypeError" in worker.details.reason
 
 
-@pytest.mark.parametrize("answer", [None, 7, "text", {}, {"pools": [], "disk": 3}])
+@pytest.mark.parametrize("answer", [None, 7, "text", {}, {"pools": [], "variables": 3}])
 def test_garbage(answer):
     """Wrong answers make values unknown, with a reason."""
     found = monitor.read_answer(answer, partial(inquiry._details, now=0.0))
@@ -267,9 +264,9 @@ def test_what_the_nanny_sets():
 @pytest.mark.parametrize("path", ["/", "/proc", "/tmp"])
 def test_disks(path):
     """The nearest mount counts."""
-    kind, total, free = probe.disk(path)
+    kind, free = probe.disk(path)
     assert (kind == "proc") is (path == "/proc")
-    assert free <= total
+    assert 0 <= free <= psutil.disk_usage(path).total
 
 
 def test_an_automounted_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
