@@ -313,25 +313,15 @@ def large_partitions(view: View) -> Iterator[Finding]:
     limit = smallest.memory_limit
     for layout in view.layouts:
         largest = largest_partition(layout)
-        labels = layout.labels
-        if isinstance(largest, Unknown):
-            yield unknown(
-                message=f"the size of the partitions of the {layout.label} is "
-                f"{largest}",
-                subject=labels,
-                remedy=remedies.run(
-                    remedies.load(view),
-                    ", which loads the data, and cuts partitions that are too large",
-                ),
-                fixed_by="load" if view.loads_data else "",
-            )
-        elif suitability.too_large(layout, view):
+        if isinstance(largest, Unknown):  # fit_memory reports it
+            continue
+        if suitability.too_large(layout, view):
             yield warning(
                 message=f"a partition of the {layout.label} has "
                 f"{bytes_text(largest)}, {largest / limit:.0%} of the "
                 f"{bytes_text(limit)} that {workers_text([smallest.id])} may use; "
                 "moving or cutting it takes twice that memory",
-                subject=labels,
+                subject=layout.labels,
                 evidence={"partition_bytes": largest, "limit_bytes": limit},
                 remedy=remedies.cut(view, ", which cuts large partitions"),
                 fixed_by=view.goal.cutting_action,

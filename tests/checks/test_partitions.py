@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from clustertune.checks import ERRORS
+from clustertune.checks.memory import fit_memory
 from clustertune.checks.partitions import (
     changed_partitions,
     column_chunks,
@@ -519,15 +520,13 @@ def test_a_large_partition_is_a_warning():
     assert finding.evidence == {"partition_bytes": 1760, "limit_bytes": 4000}
 
 
-def test_sizes_that_are_not_known_are_unknown():
-    """Partition sizes of a lazy frame are unknown."""
-    lazy = layout(None, None, keys=(0, 1))
-    (finding,) = large_partitions(view(workers=WORKERS, layouts=[lazy]))
+def test_unknown_sizes_are_reported_once():
+    """Partition sizes of a lazy frame are unknown, and so is the memory of a fit."""
+    seen = view(workers=WORKERS, layouts=[layout(None, None, keys=(0, 1))])
+    assert list(large_partitions(seen)) == []
+    (finding,) = fit_memory(seen)
     assert finding.severity is Severity.unknown
-    assert finding.message == (
-        "the size of the partitions of the training data is unknown: X is not loaded, "
-        "so its size is unknown"
-    )
+    assert "X is not loaded, so its size is unknown" in finding.message
 
 
 # --- changed_partitions ---------------------------------------------------------------
