@@ -129,12 +129,14 @@ def process(*command: str, **environment: str) -> Iterator[subprocess.Popen[byte
 
 
 @contextmanager
-def local_workers(n_workers: int = 2, **options: Any) -> Iterator[Client]:
+def local_workers(
+    n_workers: int = 2, *, set_as_default: bool = True, **options: Any
+) -> Iterator[Client]:
     """Start a cluster of workers with one thread each; yield its client."""
     defaults = LOCAL if options.get("processes", True) else IN_PROCESS
     with (
         LocalCluster(n_workers=n_workers, **(defaults | options)) as cluster,
-        Client(cluster) as client,
+        Client(cluster, set_as_default=set_as_default) as client,
     ):
         yield client
 
