@@ -86,13 +86,13 @@ BENCHMARKS = (
     Benchmark(
         "fit_after_scale",
         "XGBoost after 1 → 2 workers",
-        full=("--rows=400000",),
+        full=("--rows=300000",),
         quick=("--rounds=1", "--rows=100000"),
     ),
     Benchmark(
         "parquet",
         "XGBoost from Parquet files",
-        full=("--rows=200000",),
+        full=("--rows=150000",),
         quick=("--rounds=1", "--rows=100000"),
     ),
     _fit("xgboost", "XGBoost", 0.15),
@@ -102,7 +102,7 @@ BENCHMARKS = (
     Benchmark(
         "rechunk",
         "Rechunk",
-        full=("--scale=4",),
+        full=("--scale=6",),
         quick=("--rounds=1", "--scale=50"),
     ),
     Benchmark(
@@ -125,22 +125,27 @@ BENCHMARKS = (
     Benchmark(
         "restart",
         "Rolling restart",
-        full=("--variants=ours,reload,workers", "--mb=300"),
+        full=("--variants=ours,reload,workers", "--mb=200"),
         quick=("--rounds=1", "--mb=100"),
     ),
     Benchmark(
         "merge",
         "One worker in place of two",
-        full=("--library=xgboost", "--scale=0.15"),
+        full=("--library=xgboost", "--scale=0.1"),
         quick=("--rounds=1", "--scale=0.02"),
     ),
     Benchmark(
         "survive",
         "A fit that loses a worker",
-        full=("--trees=60",),
+        full=("--trees=60", "--mb=70"),
         quick=("--rounds=1", "--mb=10", "--trees=60"),
     ),
-    Benchmark("map_reduce", "`map_reduce`", quick=("--pairs=2", "--scale=20")),
+    Benchmark(
+        "map_reduce",
+        "`map_reduce`",
+        full=("--pairs=6",),
+        quick=("--pairs=2", "--scale=20"),
+    ),
     Benchmark(
         "gridsearch",
         "Grid search",
@@ -153,7 +158,7 @@ BENCHMARKS = (
         full=("--scale=0.25",),
         quick=("--scale=0.02",),
     ),
-    Benchmark("monitor", "Monitor", full=("--workers=200",), quick=("--workers=50",)),
+    Benchmark("monitor", "Monitor", full=("--workers=100",), quick=("--workers=50",)),
     Benchmark(
         "scale",
         "Large clusters",
