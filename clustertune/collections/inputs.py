@@ -22,7 +22,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Future
 
-from clustertune.collections.partitions import lengths, unjoined
+from clustertune.collections.partitions import files_of, lengths, unjoined
 from clustertune.core.model import Goal, Int64s, Profile
 from clustertune.core.wording import code, names_text, variable
 
@@ -36,6 +36,7 @@ class Given:
 
     label: str
     collection: Any
+    sources: tuple[str, ...] = ()  # of the partitions of a frame that became an Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +456,7 @@ def with_arrays(inputs: Inputs, profile: Profile, *, asynchronous: bool) -> Inpu
             return given
         _refuse_other_types(given, profile)
         array = as_array(x, lengths(x, asynchronous=asynchronous))
-        return replace(given, collection=array)
+        return replace(given, collection=array, sources=files_of(x))
 
     groups = [replace(g, given=tuple(map(made, g.given))) for g in inputs.groups]
     return replace(inputs, groups=tuple(groups))

@@ -465,7 +465,7 @@ def _find(given: inputs.Given, client: Client) -> _Found:
         return _Found(names, futures, None)
     asynchronous = client.asynchronous  # in the event loop, it is true of any client
     rows = partitions.lengths(collection, asynchronous=asynchronous)
-    files = partitions.files_of(collection)
+    files = given.sources or partitions.files_of(collection)
     return _Found(names, None, rows, files, *graphs.origin(collection))
 
 

@@ -233,6 +233,9 @@ async def test_one_partition_of_another_client(c: Any, s: Any, a: Any, b: Any) -
             one.persist(da.random.random((200, 3), chunks=(100, 3)))
             for one in (c, other)
         )
+        await wait(
+            [X, theirs]
+        )  # Dask cancels keys that the scheduler does not know yet
         mixed = [futures_of(X)[0], futures_of(theirs)[0]]
         graph = {("mixed", i, 0): future for i, future in enumerate(mixed)}
         with pytest.raises(ValueError, match="X was loaded with another client"):
