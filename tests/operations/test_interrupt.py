@@ -191,7 +191,7 @@ def test_a_block_that_begins_again(client: Client) -> None:
 
 def test_the_end_of_replicas(monkeypatch: Any, client: Client) -> None:
     """^C does not skip the request to stop keeping them."""
-    kept = replicated(client, list(client.nthreads()), "some", [], 30)
+    kept = replicated(client, list(client.nthreads()), [])
     kept.__enter__()
     plugin = client.cluster.scheduler.plugins[bindings.NAME]
     assert plugin.any()

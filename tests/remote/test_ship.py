@@ -107,7 +107,7 @@ def test_only_code_of_clustertune_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ship, "_codes", {})
     ship.function(lambda: 1)
     ship.function(partial(content.each, content.runs))
-    ship.function(remote_sums.fit_runner({}, 1, True))
+    ship.function(remote_sums.fit_runner({}, 1))
     assert ship._codes == {}
     ship.function(probe.worker_facts)
     assert list(ship._codes) == [probe.worker_facts]
