@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from clustertune.core.model import (
     Finding,
+    Run,
     Severity,
     Thresholds,
     Unknown,
@@ -17,7 +18,7 @@ from clustertune.core.model import (
     unknown,
     warning,
 )
-from clustertune.core.rules import alike
+from clustertune.core.rules import ENDS, ENOUGH, alike
 from clustertune.core.wording import (
     are,
     bytes_text,
@@ -275,6 +276,9 @@ def memory_growth(view: View) -> Iterator[Finding]:
     if view.runs is None:
         return
     groups = [[view.runs[i] for i in g] for g in alike([r.ended_by for r in view.runs])]
+    if not groups:
+        yield _too_few_runs(view.runs)
+        return
     growing = [g for w in view.now.workers if (g := leak(w, groups))]
     if not growing:
         return
@@ -292,6 +296,21 @@ def memory_growth(view: View) -> Iterator[Finding]:
         evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
         **fix._asdict(),
         fixed_by="restart" if view.goal.may_restart(ids) else "",
+    )
+
+
+def _too_few_runs(runs: Sequence[Run]) -> Finding:
+    most = max(sum(run.ended_by == way for run in runs) for way in ENDS)
+    seen = "no run was seen yet" if not most else f"{plural(most, 'run')} seen so far"
+    fix = remedies.sentence(
+        "Run ",
+        remedies.Fix("clustertune.check(client)", "clustertune check"),
+        f" again after {plural(ENOUGH - most, 'more fit')} on these workers.",
+    )
+    return unknown(
+        message=f"whether memory grows from run to run is unknown: {seen}, "
+        f"{ENOUGH} are needed",
+        **fix._asdict(),
     )
 
 

@@ -299,9 +299,12 @@ def test_silent_where_memory_stays():
         assert find_memory_growth(*floors) == []
 
 
-def test_silent_with_too_few_runs():
+def test_unknown_with_too_few_runs():
     """Two runs give one difference, which may be chance."""
-    assert find_memory_growth() == find_memory_growth(200, 900) == []
+    for floors, text in (((), "no run was seen yet"), ((200, 900), "2 runs")):
+        (finding,) = find_memory_growth(*floors)
+        assert finding.severity is Severity.unknown
+        assert text in finding.message
 
 
 def test_growth_is_found_with_the_runs_that_are_left():
