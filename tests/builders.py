@@ -81,6 +81,7 @@ def details(**overrides: Any) -> Details:
     """Build a worker's answer to a diagnosis, as in a ``LocalCluster``."""
     built = Details(
         thread_pools=(1,),
+        disk_free=50 * _GIB,
         expires=None,
         packages={"dask": "2026.8.0", "xgboost": "3.2.0"},
     )

@@ -50,6 +50,7 @@ CHECKS: Mapping[str, tuple[Check, ...]] = {
         memory.memory_settings,
         memory.unmanaged_memory,
         memory.memory_growth,
+        memory.spill_space,
         memory.fit_memory,
         partitions.large_partitions,
     ),

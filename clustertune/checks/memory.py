@@ -1,4 +1,4 @@
-"""Checks of the memory of workers, also in the fit."""
+"""Checks of the memory of workers, also in the fit, and of disks for spilling."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from clustertune.planner import forecast, remedies
 from clustertune.planner.forecast import Need
 from clustertune.planner.machines import (
     by_host,
+    details_of,
     host_memory,
     unknown_findings,
     without_parking,
@@ -39,6 +40,7 @@ from clustertune.planner.memory import Leak, Level, leak, levels, limit
 
 #: bytes of a process without data: Python, Dask, NumPy, pandas, pyarrow and a library
 USUAL = 300 * 2**20
+FULL = 2**30, 0.1  # bytes, and fraction of a worker's limit: less is a full disk
 ROUNDED = 0.02  # of a host's memory: limits in round numbers may exceed it by this
 SOON = 10  # runs until a threshold, up to which a leak is a warning
 CRITICAL_THRESHOLDS = frozenset(("terminate", "pause"))
@@ -329,6 +331,42 @@ def _when(first: int) -> str:
     if first <= 1:
         return " before the next run"
     return f" between two runs, after at most {plural(first - 1, 'more run')}"
+
+
+# --- disks ----------------------------------------------------------------------------
+
+
+def spill_space(view: View) -> Iterator[Finding]:
+    """Find workers that cannot spill, since the disk of their local directory is full.
+
+    Tasks then fail with ``OSError: No space left on device``. The check reports less
+    free space than 1 GiB and 10 % of the worker's memory limit.
+
+    Remedy: Free space there, or start the workers with ``--local-directory`` on another
+    disk (``temporary-directory`` in Dask's configuration).
+    """
+    full = [
+        (w, d)
+        for w, d in details_of(view)
+        if _may_spill(w) and d.disk_free < min(FULL[0], FULL[1] * w.memory_limit)
+    ]
+    if full:
+        least = min(d.disk_free for _, d in full)
+        ids = tuple(w.id for w, _ in full)
+        yield warning(
+            message=f"only {bytes_text(least)} are free on the disk to which "
+            f"{workers_text(ids)} {verb(ids, 'spills')}",
+            subject=ids,
+            evidence={"free_bytes": least},
+            remedy="Free space there, or start the workers with `--local-directory` on "
+            "another disk.",
+        )
+
+
+def _may_spill(worker: WorkerSnapshot) -> bool:
+    thresholds = worker.thresholds
+    on = [getattr(thresholds, name, None) for name in ("target", "spill")]
+    return bool(worker.memory_limit) and any(on)
 
 
 # --- the coming fit -------------------------------------------------------------------

@@ -75,6 +75,7 @@ class Details:
 
     #: threads of each native library's pool; None: threadpoolctl is not installed there
     thread_pools: tuple[int, ...] | None
+    disk_free: int  # bytes, of the disk to which the worker spills
     expires: float | None  # epoch seconds at which its lifetime ends; None: never
     packages: Mapping[str, str]  # versions by name of distribution
     #: seconds for which it has run a task that was cancelled; None: it runs none

@@ -96,6 +96,7 @@ def _details(answer: Mapping[str, Any], now: float) -> Details:
     left, pools = answer["lifetime"], answer["pools"]
     return Details(
         thread_pools=None if pools is None else tuple(pools),
+        disk_free=int(answer["disk_free"]),
         expires=None if left is None else now + left,
         packages=dict(answer["packages"]),
         cancelled=answer["cancelled"],

@@ -10,11 +10,12 @@ from clustertune.checks.memory import (
     memory_growth,
     memory_pressure,
     memory_settings,
+    spill_space,
     unmanaged_memory,
 )
 from clustertune.core.model import Profile, Severity, Unknown
 from clustertune.errors import CapacityError
-from tests.builders import layout, runs, snapshot, view, worker
+from tests.builders import details, layout, runs, snapshot, view, worker
 
 # --- memory_pressure ------------------------------------------------------------------
 
@@ -363,6 +364,30 @@ def test_memory_that_comes_with_data_is_no_leak():
         replace(run, managed={0: i * 600 * MIB}) for i, run in enumerate(past)
     )
     assert list(memory_growth(view([worker(0)], runs=loaded))) == []
+
+
+# --- spill_space ----------------------------------------------------------------------
+
+
+def find_spill_space(free, **options):
+    there = details(disk_free=free)
+    return list(
+        spill_space(view([worker(i, details=there, **options) for i in (0, 1)]))
+    )
+
+
+def test_silent_with_room_and_where_nothing_spills():
+    """Facts may be missing; without thresholds or a limit nothing spills."""
+    assert list(spill_space(view())) == find_spill_space(GIB) == []
+    assert find_spill_space(0, target=None, spill=None) == []
+    assert find_spill_space(0, memory_limit=0) == []
+
+
+def test_a_full_disk():
+    (finding,) = find_spill_space(GIB // 10)
+    assert finding.severity is Severity.warning
+    text = "only 102.4 MiB are free on the disk to which workers 0 and 1 spill"
+    assert finding.message == text
 
 
 # --- fit_memory -----------------------------------------------------------------------

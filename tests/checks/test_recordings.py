@@ -213,6 +213,7 @@ FAULTS = [
     ("pause above kill", "stock", thresholds(pause=0.99), "memory_settings", 2, "0.95"),
     ("no limit", "stock", every(memory_limit=0), "memory_settings", 1, "memory_limit="),
     ("limits too high", "stock", facts(host_memory=2 * GIB), "memory_settings", 2, 'memory_limit="'),
+    ("disk full", "stock", details(disk_free=10**6), "spill_space", 2, "--local-directory"),
     ("pools", "stock", details(thread_pools=(64,)), "thread_pools", 2, "OMP_NUM_THREADS"),
     ("threads above CPUs", "stock", every(nthreads=64), "thread_count", 2, "nthreads="),
     ("paused", "stock", worker(status="paused"), "paused_workers", 3, "clustertune.trim_memory("),

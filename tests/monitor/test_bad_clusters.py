@@ -227,6 +227,7 @@ async def test_hostile_answers(
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     answers = {
         "pools": None,
+        "disk_free": 1,
         "lifetime": 60.0,
         "paused": None,
         "cancelled": None,

@@ -295,9 +295,10 @@ def _read(file: Path) -> str:
 
 
 def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
-    """Thread pools, lifetime and packages; plain types."""
+    """Thread pools, free disk, lifetime and packages; plain types."""
     return {
         "pools": pools(),
+        "disk_free": disk(dask_worker.local_directory)[1],
         "lifetime": _left(dask_worker, psutil.Process()),
         "cancelled": _cancelled(dask_worker),
         "packages": installed(packages),
