@@ -269,6 +269,7 @@ def memory_growth(view: View) -> Iterator[Finding]:
     memory of each worker after each run. If that grows with nearly every run, something
     leaks or fragments the heap. The check needs three runs that ended alike, and
     ignores memory that arrives with data, and less than 1 % of the memory limit by run.
+    Before that, the finding is ``unknown``.
     It predicts the run in which the worker reaches each threshold, and warns if the
     first of them is at most 10 runs away.
 
@@ -342,8 +343,8 @@ def spill_space(view: View) -> Iterator[Finding]:
     Tasks then fail with ``OSError: No space left on device``. The check reports less
     free space than 1 GiB and 10 % of the worker's memory limit.
 
-    Remedy: Free space there, or start the workers with ``--local-directory`` on another
-    disk (``temporary-directory`` in Dask's configuration).
+    Remedy: Free space on that disk, or start the workers with ``--local-directory`` on
+    another one (``temporary-directory`` in Dask's configuration).
     """
     full = [
         (w, d)
@@ -358,8 +359,8 @@ def spill_space(view: View) -> Iterator[Finding]:
             f"{workers_text(ids)} {verb(ids, 'spills')}",
             subject=ids,
             evidence={"free_bytes": least},
-            remedy="Free space there, or start the workers with `--local-directory` on "
-            "another disk.",
+            remedy="Free space on the disk of their local directory, or start the "
+            "workers with `--local-directory` on another disk.",
         )
 
 

@@ -50,7 +50,7 @@ def stuck_tasks(view: View, *, min_seconds: float = 60.0) -> Iterator[Finding]:
 
     Remedy: Run ``clustertune.restart_workers(client, workers=[...], end_tasks=True)``
     for these workers. It loses no data; the tasks run again, or are cancelled if they
-    belong to such a fit.
+    belong to such a fit. Tasks that no client waits for end without ``end_tasks``.
 
     Parameters
     ----------

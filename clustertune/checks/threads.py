@@ -243,7 +243,7 @@ def _pool_below_worker(view: View) -> Iterator[Finding]:
             f"smaller than the worker ({pool} of {plural(worker.nthreads, 'thread')})",
             subject=tuple(w.id for w, _ in idle),
             evidence={"pool_threads": pool, "threads": worker.nthreads},
-            remedy="Set it in the training function, for PyTorch with "
+            remedy="Set the threads in the training function, for PyTorch with "
             f"`torch.set_num_threads({worker.nthreads})`.",
         )
 

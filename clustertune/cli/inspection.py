@@ -231,7 +231,7 @@ def history(target: Target, form: str, last: bool, **selection: Any) -> None:
     """List past calls, held blocks and fits.
 
     The records are in a file on this machine (clustertune.history.path of Dask's
-    configuration). Only --last asks the cluster.
+    configuration). Only --last asks the cluster, and only it takes --verbose.
     """
     if last:
         refuse_options(selection, "{} and --last do not go together")

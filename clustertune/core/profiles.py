@@ -67,8 +67,6 @@ class Profile:
     partition_multiple: Mapping[int, float] = field(default_factory=dict)
     #: bytes of a worker's process with the library imported, but without data
     base_bytes: int = 0
-    #: bytes per number in which the library keeps features; None: unknown
-    feature_bytes: int | None = None
     #: workload that trains the same model with less memory; None: there is none
     frugal: Profile | None = None
     frugal_parameters: str = ""  # parameters of the library that select that workload

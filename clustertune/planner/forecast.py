@@ -336,9 +336,7 @@ def options(view: View) -> dict[str, Change]:
     found = {}
     profile = view.goal.workload
     collections = [m for x in view.layouts for m in x.collections]
-    # a library that keeps features in wider numbers does not profit from float32
-    narrow = profile.feature_bytes is None or profile.feature_bytes <= FLOAT32
-    if narrow and any(map(_is_wide, collections)):
+    if any(map(_is_wide, collections)):
         found["float32"] = Change(float32=True)
     if profile.frugal is not None:
         found["frugal"] = Change(frugal=True)

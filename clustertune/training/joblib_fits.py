@@ -95,8 +95,9 @@ def joblib_backend(
         No worker runs, or none came back within 5 minutes; the cluster is gone or
         cannot run code of this client.
     FunctionError
-        Raised by ``fit``: a fit, or the data that it needs, was lost with its workers
-        again and again.
+        Raised by ``fit``: a fit has ended all workers on which it was tried.
+    IncompleteError
+        Raised by ``fit``: all workers that held the data were lost again and again.
     ImportError
         joblib is not installed.
 

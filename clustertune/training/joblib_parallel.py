@@ -18,11 +18,13 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count
 from time import monotonic
 from typing import Any
 from uuid import uuid4
 
+import dask
 from dask._task_spec import Task
 from dask.sizeof import sizeof
 from dask.utils import apply, funcname
@@ -33,9 +35,9 @@ from joblib.parallel import AutoBatchingMixin, ParallelBackendBase
 from tlz import identity  # type: ignore[import-untyped]
 
 from clustertune.collections import graphs
-from clustertune.core.wording import printable, seconds_text, workers_text
-from clustertune.errors import FunctionError, NoWorkersError
-from clustertune.monitor import connection, monitor
+from clustertune.core.wording import plural, printable, seconds_text, workers_text
+from clustertune.errors import FunctionError, IncompleteError, NoWorkersError
+from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
 from clustertune.remote.ending import within
@@ -43,11 +45,12 @@ from clustertune.remote.scheduler import bindings as copies
 from clustertune.training import remote_sums
 
 LOAD_TIMEOUT = 30.0  # seconds in which a worker loads NumPy and SciPy
-SEND_TIMEOUT = 15.0  # seconds in which a worker gets lost data again
+SEND_TIMEOUT = 15.0  # seconds in which a worker gets lost data again, and
+SEND_RATE = 1e7  # bytes per second of a slow network
 RETURN_TIMEOUT = 300.0  # seconds in which a worker comes back after the loss of all
 LARGE = 100_000  # bytes above which a value is a separate task
 POLL_INTERVAL = 0.5  # seconds between two looks for a worker
-TRIES = 5  # times that a batch of fits is submitted while its data is lost
+TRIES = 10  # times that a batch of fits is submitted while its data is lost
 
 logger = logging.getLogger("clustertune")
 
@@ -70,7 +73,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         self.replicas = replicas
         self.count_fits = count_fits
         self._names = (f"{replicas.prefix}-call-{i}" for i in count())
-        #: by ``id`` the large values of this call and their futures
+        #: by ``id`` the large values of this call, while they exist, and their futures
         self._sent: dict[int, tuple[weakref.ref[Any], Future[Any]]] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
 
@@ -129,35 +132,27 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         callback(result)
 
     async def _run(self, items: list[Any]) -> Any:
-        """Run a batch, again if all replicas of its data were lost.
+        """Run a batch, again if workers took it or its data with them.
 
-        Dask runs a task again that was lost with its worker, and gives it up after
-        ``allowed-failures`` ended workers. It cancels a task whose scattered data is
-        lost.
+        Dask runs a task again that was lost with its worker, unless its scattered data
+        is lost too. It gives a task up after ``allowed-failures`` ended workers, and
+        that number holds here for all tries together.
         """
         name = funcname(items[0][0])
-        for _ in range(TRIES):
-            future = self._submitted(f"{name}-{uuid4().hex}", items)
+        keys: list[str] = []
+        while True:
+            keys.append(f"{name}-{uuid4().hex}")
+            future = self._submitted(keys[-1], items)
             try:
                 (result,) = await self.client.gather([future], asynchronous=True)
-            except KilledWorker as error:
-                worker = error.last_worker.address
-                raise _given_up(
-                    f"{name}: {error.allowed_failures + 1} workers ended while running "
-                    f"this fit, the last one {workers_text([printable(worker)])}",
-                    worker,
-                ) from error
-            except FutureCancelledError:
-                connection.refuse_closed(self.client)
+            except (FutureCancelledError, KilledWorker) as error:
+                await self._refuse_repetition(name, keys, error)
             else:
                 return result
             finally:
                 # at once, because a traceback would keep the future
                 future.release()
             await self.replicas.send_lost()
-        raise _given_up(
-            f"{name}: all workers that held its data ended in each of {TRIES} tries"
-        )
 
     def _submitted(self, key: str, items: list[Any]) -> Future[Any]:
         # apart, because the traceback of a lost try keeps the variables of its frame
@@ -165,6 +160,33 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         run = self.replicas.futures[0]
         future: Future[Any] = self.client.submit(apply, run, [batch], key=key)
         return future
+
+    async def _refuse_repetition(
+        self, name: str, keys: list[str], cause: FutureCancelledError | KilledWorker
+    ) -> None:
+        """Raise an error for a batch that shall not run again."""
+        ends: list[tuple[str, str]] = []
+        if self.client.status == "running":
+            ends = await ship.on_scheduler(
+                self.client, remote_sums.ended_workers, keys=keys
+            )
+        allowed = dask.config.get("distributed.scheduler.allowed-failures")
+        if isinstance(cause, KilledWorker) or len(ends) > allowed:
+            worker, reason = ends[-1] if ends else ("unknown", str(cause))
+            error = FunctionError(
+                f"{name}: {plural(len(ends), 'worker')} ended while running this fit, "
+                f"the last one {workers_text([printable(worker)])} ({reason}), so it "
+                "is not run again. The logs of worker and nanny have more. If the fit "
+                "needs too much memory, run clustertune.resize_workers, or fit a sample"
+            )
+            error.worker = worker
+            raise error from cause
+        if self.client.status != "running" or len(keys) >= TRIES:
+            raise IncompleteError(
+                f"{name}: all workers that held the data or values that fits share "
+                f"were lost ({plural(len(keys), 'try', 'tries')}), or the client was "
+                "closed. Enter the block again when the workers are stable"
+            ) from cause
 
     def _prepared(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Return a fit with futures instead of shared and large values."""
@@ -181,7 +203,8 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         if sizeof(value) <= LARGE:
             return value
         try:
-            reference = weakref.ref(value)
+            forget = partial(self._forget, id(value))
+            reference = weakref.ref(value, forget)
         except TypeError:  # a list, for example
             return value
         sent = self._sent.get(id(value))
@@ -189,6 +212,11 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         if sent is None or sent[0]() is not value or sent[1].cancelled():
             sent = self._sent[id(value)] = reference, self._as_task(value)
         return sent[1]
+
+    def _forget(self, number: int, reference: weakref.ref[Any]) -> None:
+        """Release the future of a value that is gone; its batches have ended."""
+        if self._sent.get(number, (None,))[0] is reference:
+            del self._sent[number]
 
     def _as_task(self, value: Any) -> Future[Any]:
         """Return a future of a task that Dask can run again after a loss.
@@ -201,16 +229,6 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         graph.partitions["value"] = [name]
         future: Future[Any] = graphs.submit(self.client, graph)[name]
         return future
-
-
-def _given_up(problem: str, worker: str = "") -> FunctionError:
-    error = FunctionError(
-        f"{problem}, so it is not run again. They may have exceeded their memory, see "
-        "the logs of workers and nannies. If the fit needs too much memory, run "
-        "clustertune.resize_workers, or fit a sample"
-    )
-    error.worker = worker
-    return error
 
 
 # --- on the workers -------------------------------------------------------------------
@@ -288,7 +306,8 @@ class Replicas:
                 sending = self.client.scatter(data, hash=False, asynchronous=True)
                 # a worker that ends now costs a try: the next one sends again
                 with suppress(OSError, asyncio.TimeoutError):
-                    found = await within(sending, SEND_TIMEOUT)
+                    limit = SEND_TIMEOUT + sizeof(self.values[i]) / SEND_RATE
+                    found = await within(sending, limit)
                     self.futures[i] = found[key]
 
     async def _wait_for_worker(self) -> None:

@@ -8,6 +8,7 @@ the graph. If it were scattered, Dask could not recompute it after the loss of a
 from __future__ import annotations
 
 import asyncio
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -156,6 +157,8 @@ async def _run(request: SumRequest) -> Any:
         total = await _gathered(request.client, result, plan, name)
     except BaseException as error:
         result.release()  # at once, because its tasks may wait
+        if isinstance(error, CancelledError):
+            connection.refuse_closed(request.client)
         failure = _failure(error, plan)
         if failure is None:
             raise
@@ -177,11 +180,13 @@ def _release_latest(client: Client) -> None:
 
 async def _wait_for_items(client: Client, futures: Sequence[Future[Any]]) -> None:
     """Wait until all items are in memory or have failed."""
-    watch = _WorkerWatch(client)
+    watch, looked = _WorkerWatch(client), -math.inf
     # a client calls a key "lost" until it is recomputed after the loss of a worker
     pending = futures
     while pending := [f for f in pending if f.status in ("pending", "lost")]:
-        await watch.workers()
+        if monotonic() - looked >= WATCH_INTERVAL:
+            await watch.workers()
+            looked = monotonic()
         await graphs.wait_for_last(client, pending, WATCH_INTERVAL)
 
 

@@ -162,8 +162,8 @@ def _with_collections(request: SumRequest, items: tuple[Any, ...]) -> SumRequest
         futures = graphs.partitions(x)[1]
         if futures is None:
             raise ValueError(
-                f"{label} is not in memory, so each call would load it. Load it once, "
-                f"with clustertune.prepare or {label} = client.persist({label})"
+                f"items: {label} is not in memory, so each call would load it. Load it "
+                "once, with clustertune.prepare or client.persist"
             )
         columns.append(tuple(futures))
     return replace(request, columns=tuple(columns))

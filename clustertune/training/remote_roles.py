@@ -301,7 +301,7 @@ class Endpoint:
         self.commanded = threading.Event()  # the client has sent start or stop
         self.stopped = threading.Event()  # the client has sent stop
         self.aborted = threading.Event()  # the client has sent abort
-        self.lines: deque[tuple[int, str, bytes]] = deque(maxlen=MAX_LINES)
+        self.lines: deque[tuple[int, str, bytes]] = deque()
         self.version = 0  # counts the news
         self.lock = threading.Lock()
         self.loop = asyncio.get_running_loop()
@@ -377,12 +377,13 @@ class Endpoint:
     def send(self, kind: str, data: bytes) -> None:
         """Add a score or a state for the client.
 
-        A full queue drops the oldest. Only the last state waits.
+        A full queue drops the oldest score. Only the last state waits.
         """
         with self.lock:
-            if kind == "state":
-                rest = [line for line in self.lines if line[1] != kind]
-                self.lines = deque(rest, maxlen=MAX_LINES)
+            if kind == "state" or len(self.lines) >= MAX_LINES:
+                former = next((x for x in self.lines if x[1] == kind), None)
+                if former is not None:
+                    self.lines.remove(former)
             self.version += 1
             self.lines.append((self.version, kind, data))
         self._on_loop(self.changed.set)

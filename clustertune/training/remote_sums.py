@@ -6,8 +6,8 @@ because a function may return its item or an array that Dask stores.
 
 BLAS pools and the CPU count of joblib belong to a process, so the first of its running
 fits sets them, and the last one restores them. LightGBM takes its threads from that
-count. OpenMP keeps its number of
-threads for each calling thread, so each fit sets it in its own thread.
+count. OpenMP keeps its number of threads for each calling thread, so each fit sets it
+in its own thread.
 
 This module travels by value. It may import Dask, NumPy and other travelling modules.
 """
@@ -345,6 +345,30 @@ def _inner_joblib(threads: int) -> AbstractContextManager[Any]:
     else:
         config = joblib.parallel_config("threading", n_jobs=threads)
     return config
+
+
+# --- workers that ended ---------------------------------------------------------------
+
+
+async def ended_workers(dask_scheduler: Any, keys: list[str]) -> list[tuple[str, str]]:
+    """Return the workers that ended unexpectedly with a task of ``keys``, and why.
+
+    Dask keeps the last events only. Any client may log any event.
+    """
+
+    def events(topic: str) -> list[dict[str, Any]]:
+        logged = dask_scheduler.get_events(topic)
+        return [event for _, event in logged if type(event) is dict]
+
+    exceeded = {str(event.get("worker")) for event in events("worker-restart-memory")}
+    found = []
+    for event in events("all"):
+        is_end = event.get("action") == "remove-worker" and not event.get("expected")
+        if is_end and not event.get("processing-tasks", set()).isdisjoint(keys):
+            memory = event["worker"] in exceeded
+            reason = "exceeded its memory limit" if memory else "its process ended"
+            found.append((event["worker"], reason))
+    return found
 
 
 # --- threads of a process -------------------------------------------------------------

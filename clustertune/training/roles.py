@@ -179,8 +179,8 @@ def _code(name: Any, value: Any) -> bytes:
 
 def _refuse_other_states(states: Any, sizes: Mapping[str, int]) -> None:
     """Refuse states that are not those of an earlier call with the same roles."""
-    is_mapping = isinstance(states, Mapping)
-    found = {r: len(x) for r, x in states.items()} if is_mapping else None
+    given = states.items() if isinstance(states, Mapping) else ()
+    found = {r: len(x) for r, x in given if isinstance(x, list | tuple)}
     if states is not None and found != sizes:
         ranks = ", ".join(f"{role}: {n}" for role, n in sizes.items())
         raise ValueError(
@@ -194,6 +194,8 @@ def _collections(client: Client, data: Any) -> tuple[Any, ...]:
         return ()
     several = isinstance(data, tuple | Prepared)
     found = tuple(data) if several else (data,)
+    if not found:
+        raise ValueError("data is empty; leave it out, or pass data=(X, y)")
     check_client(client, inputs.of_rows(found))
     return found
 

@@ -46,6 +46,7 @@ NOT_APPLIED = {
     "fit_memory": "it has several ways, whose effects are in test_forecast",
     "no_rows": "the user has to correct the source of the data",
     "software_versions": "it installs packages, or retires workers: test_foreign",
+    "spill_space": "a disk of a real host is full in tests/hosts: test_a_full_disk",
     "unreadable_values": "the user has to correct the source of the data",
     "unresponsive_workers": "the scheduler has to start with another setting",
 }

@@ -32,7 +32,6 @@ BOOSTING = Profile(
     title="LightGBM",
     memory_multiple={4: 2.7, 8: 2.4},
     base_bytes=270 * 2**20,
-    feature_bytes=4,
     max_partitions_per_thread=64,
     min_rows=2,  # scikit-learn's validation on each worker refuses a single row
     needs_all_classes=None,  # the name does not distinguish classifiers

@@ -35,7 +35,6 @@ HIST = Profile(
     title="XGBoost (hist)",
     memory_multiple={4: 1.8, 8: 1.4},
     base_bytes=300 * 2**20,
-    feature_bytes=4,
     random_order=False,
     categories=True,
     category_option="Create the model with `enable_categorical=True`.",

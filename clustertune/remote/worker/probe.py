@@ -298,7 +298,7 @@ def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
     """Thread pools, free disk, lifetime and packages; plain types."""
     return {
         "pools": pools(),
-        "disk_free": disk(dask_worker.local_directory)[1],
+        "disk_free": psutil.disk_usage(dask_worker.local_directory).free,
         "lifetime": _left(dask_worker, psutil.Process()),
         "cancelled": _cancelled(dask_worker),
         "packages": installed(packages),
