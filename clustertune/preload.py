@@ -40,7 +40,7 @@ from clustertune.operations.call import refuse_wrong_settings
 from clustertune.operations.schedules import Schedule, checked_terms, send
 from clustertune.remote.ending import end_tasks
 from clustertune.remote.scheduler.plugin import NAME, install
-from clustertune.remote.scheduler.schedule_runner import ScheduleRunner
+from clustertune.remote.scheduler.schedule_runner import CONFIGURED, ScheduleRunner
 from clustertune.remote.scheduler.telemetry import audit_logger
 from clustertune.remote.ship import own_release
 
@@ -65,7 +65,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
         logger.info("clustertune writes the audit trail to %s", file)
     # workers must have connected before their restarts are scheduled
     _tasks[scheduler.id] = [
-        asyncio.ensure_future(_keep_scheduled(scheduler, f"configured-{i}", one))
+        asyncio.ensure_future(_keep_scheduled(scheduler, f"{CONFIGURED}{i}", one))
         for i, one in enumerate(schedules)
     ]
 
@@ -179,7 +179,9 @@ async def _keep_scheduled(
             continue
         logger.info("clustertune schedules: %s", str(made).partition("\n")[0])
         runner.kept.pop(name, None)
-        added = runner.kept[made.id]
+        added = runner.kept.get(made.id)
+        if added is None:  # the plugin was replaced meanwhile
+            continue
         await added.is_over.wait()
         if added.cancelled:
             return

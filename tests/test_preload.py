@@ -139,7 +139,8 @@ def test_a_schedule_that_cannot_be_added(
         assert [
             f"{datetime.fromtimestamp(t, timezone.utc):%m-%d %H}" for t in it.instants
         ] == ["07-01 00"]
-        assert it.cancel().state == "failed"  # only the configuration has it
+        with pytest.raises(LookupError, match=r"clustertune\.schedules"):
+            it.cancel()  # only the configuration has it
         metrics = cluster.scheduler.plugins["clustertune"].metrics
         assert metrics._gauges()["schedules"]["failed",] == 1
         events = [e for _, e in client.get_events("clustertune")]
@@ -363,9 +364,9 @@ def runs_and_schedule() -> Any:
             terms = {"owner": "me", "reason": None, "idle_for": 60.0, "instants": []}
             terms |= {"if_needed": False, "workers": None}
             name = schedules.add(terms | {"expires": 2.0**40})["id"]
-            schedules.kept[name].end("failed", schedules.kept[name].made)
+            schedules.kept[name].settle("lost", schedules.kept[name].made, 0.0)
         for one in schedules.kept.values():
-            one.ended_at -= 0 if growing else 3601
+            one.failed_at -= 0 if growing else 3601
 
     return change
 

@@ -120,8 +120,8 @@ def _refuse_futures(label: str, futures: Sequence[Any], client: Client) -> None:
     theirs = getattr(getattr(owner, "scheduler", None), "address", None)
     if theirs is None:
         raise ValueError(
-            f"{label} was persisted by a client that is closed, and is gone with it; "
-            "load it again"
+            f"{label} was persisted by a client that is closed, and is gone with it, "
+            "or its futures were unpickled; load it again with this client"
         )
     if futures[0].key not in futures[0].client.futures:
         raise ValueError(
@@ -135,7 +135,8 @@ def _refuse_futures(label: str, futures: Sequence[Any], client: Client) -> None:
         raise ValueError(
             f"{label} was loaded with another client, connected to {theirs}; client is "
             f"connected to {scheduler.address}. Give the client that loaded {label}. "
-            f"If both clients have the same cluster, this works, too: `{line}`"
+            "If both clients have the same cluster, this works, too, once the data is "
+            f"in memory: `{line}`"
         )
 
 

@@ -128,7 +128,8 @@ class Schedule:
         ------
         LookupError
             The scheduler does not have it: it is a plan, the scheduler restarted, or
-            many other restarts have ended since.
+            many other restarts have ended since. Or only the scheduler's configuration
+            has it, because it could not be added.
         TimedOutError
             The scheduler did not answer within a minute.
         """
@@ -183,7 +184,8 @@ async def cancel(client: Client, name: str) -> Schedule:
     if answer is None:
         raise LookupError(
             f"there is no scheduled restart {name!r} to cancel; the list of scheduled "
-            "restarts has the ids"
+            "restarts has the ids. Remove one that could not be added from "
+            "clustertune.schedules in the scheduler's configuration"
         )
     return read(answer, client)
 

@@ -175,6 +175,7 @@ async def refuse_gone(client: Client, futures: Sequence[Any]) -> None:
 
     A key may belong to a graph that is still on its way. So an answer counts only if a
     later message of the client has arrived since, and if the scheduler reads no graph.
+    That of a finished future was read.
     """
     sent, end = None, monotonic() + UNKNOWN_SECONDS
     while futures and monotonic() < end:
@@ -182,12 +183,13 @@ async def refuse_gone(client: Client, futures: Sequence[Any]) -> None:
         gone = np.frombuffer(found["gone"], dtype=np.int64).tolist()
         if not gone:
             return
-        if found["reading"]:
+        read = any(futures[i].status == "finished" for i in gone)
+        if found["reading"] and not read:
             sent = None
-        elif sent is None:
+        elif sent is None and not read:
             sent = found["heartbeat"]
             client._send_to_scheduler({"op": "heartbeat-client"})  # noqa: SLF001
-        elif found["heartbeat"] > sent:
+        elif read or found["heartbeat"] > sent:
             raise IncompleteError(
                 f"{plural(len(gone), 'partition')} of the data "
                 f"{'is' if len(gone) == 1 else 'are'} gone, such as "

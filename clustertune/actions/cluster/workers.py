@@ -176,7 +176,11 @@ async def restart(
         raise
     if not (isinstance(args, Resize) and state["resized"] and state["address"]):
         return result
-    workers = (await monitor.identify(lease.client))["workers"]
+    try:
+        workers = (await monitor.identify(lease.client))["workers"]
+    except BaseException as error:
+        attach_result(error, result)
+        raise
     other = _differences(workers.get(state["address"]), args.size)
     undone = "; ".join(filter(None, [result.not_done, other]))
     return replace(result, not_done=undone, details=f"{result.details}; {args.size}")

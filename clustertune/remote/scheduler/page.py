@@ -31,7 +31,7 @@ THRESHOLDS = ("target", "spill", "pause", "terminate")
 MOST_KEYS = 200_000  # of collections whose holders are counted
 MAX_TEXT = 2000  # characters of one text
 #: results of operations, restarts and schedules that are failures
-FAILURES = ("failed", "hold lost", "lease lost", "left", "lost", "partly", "refused")
+FAILURES = ("failed", "hold lost", "lease lost", "left", "lost", "refused")
 
 
 class PageData:

@@ -73,7 +73,7 @@ class Schedule:
         self.instants = deque(terms["instants"])  # future ones
         self.is_due = not self.instants  # whether it waits for a gap
         self.state = "waiting"
-        self.ended_at = 0.0
+        self.failed_at = 0.0  # time of the last failure
         self.is_over = Event()  # set when it has ended
         self.waits = self._for_gap(0.0) if self.is_due else self._for_instant()
         self.cancelled = False
@@ -119,8 +119,8 @@ class Schedule:
         self.state, self.waits = "waiting", reason
         self.again = max(self.again, again)
 
-    def end(self, state: str, now: float) -> None:
-        self.state, self.waits, self.ended_at = state, "", now
+    def end(self, state: str) -> None:
+        self.state, self.waits = state, ""
         self.is_over.set()
 
     def must_end(self, now: float) -> str:
@@ -131,6 +131,8 @@ class Schedule:
 
     def settle(self, outcome: str, now: float, clock: float) -> None:
         """Change the state after an attempt."""
+        if outcome not in ("done", "interrupted", "cancelled", "expired"):
+            self.failed_at = now
         if outcome == "interrupted":
             self.idle_from = clock  # the next gap begins now
             self.wait(self._for_gap(0.0))
@@ -140,9 +142,9 @@ class Schedule:
             if self.instants:
                 self.wait(self._for_instant())
             else:
-                self.end(outcome, now)
+                self.end(outcome)
         else:  # keys were lost, or it could not be added
-            self.end(outcome if outcome in ENDED else "failed", now)
+            self.end(outcome if outcome in ENDED else "failed")
 
     def describe(self, now: float) -> dict[str, Any]:
         """Return plain values; ``now`` makes ages independent of the reader's clock."""

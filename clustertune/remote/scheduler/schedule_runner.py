@@ -44,7 +44,9 @@ WAIT = 10.0  # seconds to wait for tasks that begin on a worker just before its 
 PAUSE = 1.0  # seconds between two workers, in which others can take the lease
 RETRY = 30.0  # seconds between two looks at workers that cannot be restarted yet
 MAX_ENDED = 20
+CONFIGURED = "configured-"  # and a number: a schedule of the scheduler's configuration
 MAX_TEXT = 500  # characters of a problem
+MAX_STEPS = 400  # workers of an event
 MAX_NAMED = 3  # workers in a text
 NOT_NEEDED = "no worker needs a restart"
 NO_WORKERS = "none of its workers is on the cluster"
@@ -93,7 +95,7 @@ class ScheduleRunner:
         """
         former = self.kept.get(name)
         if former is not None and former.last.endswith(f"; {problem[:MAX_TEXT]}"):
-            former.ended_at = time()
+            former.failed_at = time()
             return False
         schedule = self.kept[name] = Schedule(name, terms, time(), monotonic())
         self._note(schedule, "refused", problem)
@@ -106,7 +108,8 @@ class ScheduleRunner:
     def cancel(self, name: str) -> dict[str, Any] | None:
         """Cancel a schedule: at once, or after the current worker."""
         schedule = self.kept.get(name)
-        if schedule is None:
+        # a configured one that could not be added is tried again
+        if schedule is None or name.startswith(CONFIGURED):
             return None
         if not schedule.ended:
             schedule.cancelled = True
@@ -129,6 +132,7 @@ class ScheduleRunner:
         while waiting := self._waiting():
             for schedule in waiting:
                 await self._check_safely(schedule)
+                await asyncio.sleep(0)  # the next one is read in another turn
             # a large cluster is read less often: below 1 ms of each second
             await asyncio.sleep(max(self.poll, len(self.scheduler.workers) / 500))
 
@@ -256,32 +260,53 @@ class ScheduleRunner:
         left = schedule.left = [*workers]
         since, outcome, problem = monotonic(), "", ""
         turns: list[dict[str, Any]] = []
+        failed = False
         for id, worker in workers.items():
             if turns:
                 await asyncio.sleep(self.pause)
             if self.scheduler.workers.get(worker.address) is not worker:  # it has left
                 left.remove(id)
                 continue
-            token = uuid4().hex
-            outcome, problem = self._begin_turn(schedule, since, token)
-            if not outcome:
-                turn = await self._turn(schedule, id, worker, token)
-                turns.append(turn)
-                outcome, problem = self._judge(turn)
-                if turn["address"]:
-                    left.remove(id)
-            if outcome == "refused":
+            turn, outcome, problem = await self._attempt(schedule, since, id, worker)
+            turns += turn
+            if any(one["address"] for one in turn):
+                left.remove(id)
+            if outcome in ("refused", "failed", "lost"):
                 refused[id] = problem
-            elif outcome:
+            if self._stops(outcome, worker):
                 break
+            failed = failed or outcome == "failed"
         else:
-            outcome, problem = "done", _texts(refused)
-        if not (has_begun or any(turn["address"] for turn in turns)):
+            outcome = "failed" if failed else "done"
+        if outcome != "interrupted":
+            problem = _texts(refused)
+        begun = has_begun or any(turn["address"] for turn in turns)
+        if not begun and outcome in ("done", "interrupted"):
             schedule.left = None
-            if outcome == "done":  # no worker can be restarted yet
-                schedule.wait(problem or NO_WORKERS, monotonic() + self.again)
-                return
+        if not begun and outcome == "done":  # no worker can be restarted yet
+            schedule.wait(problem or NO_WORKERS, monotonic() + self.again)
+            return
         self._note(schedule, outcome, problem, turns)
+
+    async def _attempt(
+        self, schedule: Schedule, since: float, id: Any, worker: Any
+    ) -> tuple[list[dict[str, Any]], str, str]:
+        """Return a worker's turn, if it had one, the outcome and the problem."""
+        token = uuid4().hex
+        outcome, problem = self._begin_turn(schedule, since, token)
+        if outcome:
+            return [], outcome, problem
+        turn = await self._turn(schedule, id, worker, token)
+        return [turn], *self._judge(turn)
+
+    def _stops(self, outcome: str, worker: Any) -> bool:
+        """Return whether no other worker is restarted now.
+
+        A worker that failed and is gone may show what would happen to the others.
+        """
+        if outcome == "failed":
+            return self.scheduler.workers.get(worker.address) is not worker
+        return outcome not in ("", "refused")
 
     async def _ordered(self, workers: Mapping[Any, Any]) -> dict[Any, Any]:
         """Sort the workers by the memory that they need on others, smallest first."""
@@ -428,8 +453,9 @@ def _operation(
                 "nbytes": turn["nbytes"],
                 "reason": str(turn["problem"])[:MAX_TEXT],
             }
-            for turn in turns
+            for turn in turns[:MAX_STEPS]
         ],
+        "more_steps": max(0, len(turns) - MAX_STEPS),
     }
 
 

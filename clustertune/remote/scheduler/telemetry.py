@@ -387,7 +387,8 @@ class Metrics:
     def _gauges(self) -> dict[str, Mapping[Any, float]]:
         plugin = self.plugin
         every, since = plugin.schedules.kept.values(), time() - RECENT
-        states = Counter(s.state for s in every if not s.ended or s.ended_at > since)
+        states = Counter(s.state for s in every if not s.ended)
+        states["failed"] = sum(s.failed_at > since for s in every)
         there = {id_of(ws) for ws in training_workers(plugin.scheduler)}
         grown = growth(plugin.runs.kept).items()
         growths = [nbytes for id, nbytes in grown if id in there]

@@ -112,7 +112,7 @@ def test_a_failure() -> None:
     assert (it.state, it.left) == ("waiting", None)
     assert it.waits == "not before 1970-01-01T00:08:20Z"
     it.settle("failed", 520.0, 520.0)
-    assert (it.state, it.ended_at) == ("failed", 520.0)
+    assert (it.state, it.failed_at) == ("failed", 520.0)
 
 
 @pytest.mark.parametrize("outcome", ["lost", "refused"])
@@ -121,7 +121,7 @@ def test_lost_keys(outcome: str) -> None:
     it = schedule(instants=[100.0, 500.0])
     assert it.obstacle(moment(101)) == ""
     it.settle(outcome, 120.0, 120.0)
-    assert (it.state, it.ended_at) == ("failed", 120.0)
+    assert (it.state, it.failed_at) == ("failed", 120.0)
 
 
 def test_what_takes_longer_to_see_is_not_asked_again_at_once() -> None:
