@@ -223,6 +223,22 @@ async def test_scores_and_a_stop(c: Any, s: Any, a: Any, b: Any) -> None:
     await nothing_left(s, a, b)
 
 
+@gen_cluster(nthreads=TWO)
+async def test_scores_do_not_push_a_state_out(
+    s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest scores are dropped, and the last state stays."""
+    monkeypatch.setattr(remote_roles, "MAX_LINES", 3)
+    endpoint = remote_roles.Endpoint(a, "name", 60)
+    for kind, data in (("state", b"old"), *(("score", b"%d" % i) for i in range(5))):
+        endpoint.send(kind, data)
+    kept = [("state", b"old"), ("score", b"3"), ("score", b"4")]
+    assert [line[1:] for line in endpoint.lines] == kept
+    endpoint.send("state", b"new")
+    assert [line[1:] for line in endpoint.lines] == [*kept[1:], ("state", b"new")]
+    endpoint.forget()
+
+
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_stop_does_not_wait_for_workers(c: Any, s: Any, a: Any, b: Any) -> None:
     """A worker that does not answer delays neither the call nor the other role."""
