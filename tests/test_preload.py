@@ -181,7 +181,7 @@ def test_a_schedule_that_has_ended(
 
     def end(dask_scheduler: Any, name: str, state: str) -> None:
         it = dask_scheduler.plugins["clustertune"].schedules.kept[name]
-        it.end(state, it.made)
+        it.end(state)
 
     for state in ("failed", "expired"):
         client.run_on_scheduler(end, name=first.id, state=state)

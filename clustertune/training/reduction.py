@@ -188,6 +188,9 @@ async def _wait_for_items(client: Client, futures: Sequence[Future[Any]]) -> Non
             await watch.workers()
             looked = monotonic()
         await graphs.wait_for_last(client, pending, WATCH_INTERVAL)
+    if gone := [f.key for f in futures if f.status == "cancelled"]:
+        connection.refuse_closed(client)
+        raise _gone(str(gone[0]))
 
 
 class _WorkerWatch:
@@ -278,16 +281,20 @@ def _items(request: SumRequest, numbers: Sequence[int]) -> Any:
 # --- errors ---------------------------------------------------------------------------
 
 
+def _gone(text: str) -> IncompleteError:
+    return IncompleteError(
+        "items, broadcast futures or results are not on this cluster: they were "
+        "cancelled, or scattered and lost with a worker, or are of another cluster: "
+        f"{printable(text, longest=300)}. Load or compute the items and broadcast "
+        "futures again, with this client"
+    )
+
+
 def _failure(error: BaseException, plan: Plan) -> Exception | None:
     """Return the error that explains the failure of a task; None for other errors."""
     # an error of asyncio, which ends the call, has another class
     if isinstance(error, CancelledError):
-        return IncompleteError(
-            "items, broadcast futures or results are not on this cluster: they were "
-            "cancelled, or scattered and lost with a worker, or are of another "
-            f"cluster: {printable(str(error), longest=300)}. Load or compute the items "
-            "and broadcast futures again, with this client"
-        )
+        return _gone(str(error))
     if isinstance(error, KilledWorker):
         return _killed(error, plan)
     is_ours = isinstance(error, RuntimeError)

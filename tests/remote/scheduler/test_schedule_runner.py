@@ -296,7 +296,8 @@ async def test_a_failure(
     (result,) = results(s, it)
     assert (result["status"], len(result["steps"])) == ("failed", 2)
     for name in (0, 1):
-        assert f"worker {name}: OSError('no answer')" in result["problem"]
+        text = f"worker {name}: the restart failed: OSError('no answer')"
+        assert text in result["problem"]
     assert plugin.lease.current is None
     assert {ws.status.name for ws in s.workers.values()} == {"running"}
 
