@@ -87,7 +87,7 @@ def live(log: Log, which: Iterable[int]) -> None:
     from tests.chaos.live import ClusterPool, draw, play
 
     with ClusterPool() as pool:
-        play_all(_printing(lambda n: play(draw(n), pool)), log, which)
+        play_all(_printing(lambda n: play(draw(n), pool, log)), log, which)
 
 
 @main.command()
@@ -99,7 +99,9 @@ def low_memory(log: Log, which: Iterable[int]) -> None:
     from tests.chaos.low_memory import FilledWorkers, draw
 
     with ClusterPool() as pool:
-        play_all(_printing(lambda n: play(draw(n), pool, FilledWorkers)), log, which)
+        play_all(
+            _printing(lambda n: play(draw(n), pool, log, FilledWorkers)), log, which
+        )
 
 
 @main.command()

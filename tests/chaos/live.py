@@ -30,7 +30,7 @@ from tests.chaos.clusters import LocalWorkers, ProcessWorkers, becomes_true
 from tests.chaos.data import Data, Spec
 from tests.chaos.faults import Fault, FaultInjector
 from tests.chaos.operations import Operation, Result
-from tests.chaos.rounds import Round, failure
+from tests.chaos.rounds import Log, Round, failure
 
 BLOCK = 10  # consecutive seeds on the same cluster
 WAIT = 60.0  # seconds to wait for an expected condition
@@ -113,10 +113,11 @@ class ClusterPool:
 def play(
     case: Case,
     pool: ClusterPool,
+    log: Log | None = None,
     fill: Callable[[LocalWorkers, str], Any] | None = None,
 ) -> Round:
     """Play a round on the cluster of the pool, or on a new one."""
-    with _watched():
+    with _watched(case, log):
         cluster = pool.of(case)
         before = cluster.watch.run_on_scheduler(state)
         start = perf_counter()
@@ -385,10 +386,28 @@ def _interruptible() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _watched() -> Iterator[None]:
-    """Print the stacks of a round that hangs, and exit."""
-    faulthandler.dump_traceback_later(HUNG, exit=True)
+def _watched(case: Case, log: Log | None) -> Iterator[None]:
+    """Log a round that hangs, with its stacks, and exit."""
+
+    def exit_hung() -> None:
+        faulthandler.dump_traceback()
+        if log is not None:
+            hung = Round(
+                seed=case.seed,
+                action=case.operation.name,
+                outcome="hung",
+                seconds=HUNG,
+                faults=((case.fault.kind, "unknown"),) if case.fault else (),
+                broken=(f"the round did not end within {HUNG:g} s",),
+            )
+            log.add(hung)
+        os._exit(3)
+
+    timer = threading.Timer(HUNG, exit_hung)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        timer.cancel()
+        timer.join()

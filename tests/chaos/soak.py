@@ -73,6 +73,8 @@ def _soak_round(number: int, client: Client, spec: Spec, collections: Any) -> So
     del values
     if report.status != "done":
         found.append(f"the restart is {report.status}: {report}")
+    if _workers(client) > 0.7 * leaked:
+        found.append("the restart has not freed the leaked memory")
     again = _train(client, X, y)
     if not np.array_equal(weights, again):
         found.append("training on the same data gives another model after the restart")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.chaos import simulated
+from tests.chaos.simulated import FAULTS, draw
 from tests.chaos.simulated_rounds import play
 
 ROUNDS = 60
@@ -22,3 +24,11 @@ def test_rounds_depend_on_the_seed_only() -> None:
     for seed in (3, 17):
         first, again = play(seed), play(seed)
         assert (first.outcome, first.faults) == (again.outcome, again.faults)
+
+
+def test_seeds_cover_all_cases() -> None:
+    """Seeds draw all faults, calls and workloads."""
+    cases = [draw(seed) for seed in range(300)]
+    assert {kind for c in cases for kind in c.faults.values()} == set(FAULTS)
+    assert {c.action for c in cases} == set(simulated.ACTIONS)
+    assert len({c.start.goal.workload.name for c in cases}) > 10

@@ -461,6 +461,7 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
          lambda: run_roles(c, one, states={"worker": [None, b"1"]})),
         (ValueError, "states must be",
          lambda: run_roles(c, one, states={"trainer": [b"1"]})),
+        (ValueError, "data is empty", lambda: run_roles(c, one, data=())),
         (TypeError, "must be a Dask", lambda: run_roles(c, one, data=np.ones(3))),
         (ValueError, "batch_size=0", lambda: run_roles(c, one, batch_size=0)),
         (ValueError, "timeout=", lambda: run_roles(c, one, timeout="soon")),

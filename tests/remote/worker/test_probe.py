@@ -180,6 +180,7 @@ async def test_of_this_process(c, s, a):
     found = probe.worker_details(a, PACKAGES)
     assert set(found["packages"]) == {"dask", "distributed"}
     assert found["lifetime"] is None
+    assert 0 < found["disk_free"] <= psutil.disk_usage(a.local_directory).total
 
 
 @gen_cluster(client=True, nthreads=ONE, worker_kwargs={"lifetime": "1 hour"})
@@ -232,7 +233,16 @@ async def test_a_worker_that_cannot_say(c, s, a, monkeypatch):
     assert "TypeError" in worker.details.reason
 
 
-@pytest.mark.parametrize("answer", [None, 7, "text", {}, {"pools": [], "variables": 3}])
+GARBAGE = {
+    "pools": [],
+    "lifetime": None,
+    "disk_free": "much",
+    "packages": {},
+    "cancelled": None,
+}
+
+
+@pytest.mark.parametrize("answer", [None, 7, "text", {}, GARBAGE])
 def test_garbage(answer):
     """Wrong answers make values unknown, with a reason."""
     found = monitor.read_answer(answer, partial(inquiry._details, now=0.0))
