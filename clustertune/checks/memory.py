@@ -269,7 +269,7 @@ def memory_growth(view: View) -> Iterator[Finding]:
     memory of each worker after each run. If that grows with nearly every run, something
     leaks or fragments the heap. The check needs three runs that ended alike, and
     ignores memory that arrives with data, and less than 1 % of the memory limit by run.
-    Before that, the finding is ``unknown``.
+    Before three runs, the finding is ``unknown``.
     It predicts the run in which the worker reaches each threshold, and warns if the
     first of them is at most 10 runs away.
 

@@ -65,7 +65,7 @@ from clustertune.monitor.connection import sync
 from clustertune.operations import history
 from clustertune.operations import journal as journals
 from clustertune.operations.journal import Journal, error_text
-from clustertune.planner import guards, remedies
+from clustertune.planner import guards
 from clustertune.planner import plan as planner
 from clustertune.remote.ending import within
 
@@ -130,13 +130,10 @@ def _refuse_futures(label: str, futures: Sequence[Any], client: Client) -> None:
         )
     if owner is not client:
         scheduler: Any = client.scheduler
-        name = remedies.name_of(label)
-        line = remedies.edit([label], f"{name} = client.persist({name})")
         raise ValueError(
             f"{label} was loaded with another client, connected to {theirs}; client is "
-            f"connected to {scheduler.address}. Give the client that loaded {label}. "
-            "If both clients have the same cluster, this works, too, once the data is "
-            f"in memory: `{line}`"
+            f"connected to {scheduler.address}. Give the client that loaded {label}, "
+            "or load it again with this one"
         )
 
 
