@@ -4,9 +4,10 @@ Metadata of collections may be wrong, so every look counts the rows of partition
 memory. One call per worker counts all its partitions. For 2,000 partitions that took
 0.22 s, and one task per partition took 0.82 s.
 
-Properties of values need one computation that reads all data. So it runs only for
-``deep=True``, and if the workload depends on the values. Each partition is read on its
-worker, or where Dask loads it, and returns a few numbers.
+Properties of values need all data, so they are read only for ``deep=True``, and if the
+workload depends on the values. The call that counts rows also reads partitions in
+memory, for a second. Tasks read the rest, each partition where it is or where Dask
+loads it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
+from operator import itemgetter
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,7 +27,7 @@ from uuid import uuid4
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
-from dask._task_spec import List, TaskRef
+from dask._task_spec import TaskRef
 from distributed import Client, Future
 
 from clustertune.collections import graphs
@@ -40,8 +42,8 @@ from clustertune.remote.worker import content, probe
 Look = Callable[[Any], dict[str, Any]]
 """Reads a partition; a function of :mod:`clustertune.remote.worker.content`."""
 
-Home = tuple[int, int]
-"""The number of a worker, or -1, and that of one of its bundles of partitions."""
+Partition = tuple[str, int]
+"""The label of a collection, and the number of a partition."""
 
 DEEP: Mapping[str, Look] = {
     "X": content.features,
@@ -51,8 +53,6 @@ DEEP: Mapping[str, Look] = {
 PATIENCE = 10.0  # seconds to wait for a worker that counts
 CHECK = 1.0  # seconds between two checks whether any worker runs tasks that count
 POLL = 0.05  # seconds between two looks at progress
-# Dask loads all spilled inputs of a task at once, so a task reads few bytes.
-BUNDLE = 2**24  # bytes of partitions that one task reads, unless one has more
 ROWS = 64  # row positions of each class, one for each worker
 SPARE = 8  # other workers that may read a partition
 
@@ -60,44 +60,63 @@ SPARE = 8  # other workers that may read a partition
 # --- rows and digests -----------------------------------------------------------------
 
 
-async def count_rows(
+async def in_memory(
     client: Client,
     collections: Sequence[CollectionInfo],
-    addresses: Sequence[tuple[str, bool]],
+    workers: Sequence[str],
     *,
+    approved: Collection[str],
+    looks: Mapping[str, Look] = MappingProxyType({}),
     task_seconds: float,
-) -> tuple[CollectionInfo, ...]:
-    """Count the rows of partitions in memory.
+) -> tuple[tuple[CollectionInfo, ...], dict[Partition, Any]]:
+    """Count the rows of partitions in memory, and read the values of some.
 
     Every snapshot counts again, since a key may get other data: a file may change, and
     Dask may recompute a partition.
 
-    ``addresses`` has every worker with whether code may be sent to it. Tasks count
-    spilled partitions, which they read into memory, for at most ``task_seconds``.
-    Otherwise the rows of their collections are unknown.
+    ``workers`` are those of the holders; code may be sent to ``approved`` ones. Tasks
+    count spilled partitions, which they read into memory, for at most ``task_seconds``.
+    Otherwise the rows of their collections are unknown. ``looks`` are by label; returns
+    also their answers, as far as partitions are in memory.
     """
-    wanted: dict[tuple[str, bool], list[Key]] = {}  # by the first holder of each key
-    for m in collections:
-        if m.holders is not None:
-            partition, index = np.unique(m.holders[0], return_index=True)
-            holder = m.holders[1][index].tolist()
-            for p, h in zip(partition.tolist(), holder, strict=True):
-                wanted.setdefault(addresses[h], []).append(m.keys[p])
-    counter = ship.function(probe.row_counts)
-    counts = await asyncio.gather(
+    wanted: dict[str, dict[Partition, Key]] = {}  # by one holder of each partition
+    for partition, (address, key) in _homes(collections, workers, approved).items():
+        wanted.setdefault(address, {})[partition] = key
+    code = content.in_memory
+    shipped = ship.function(partial(code, looks=dict(looks)) if looks else code)
+    answers = await asyncio.gather(
         *(
-            _rows_on_worker(client, counter, *where, partitions, task_seconds)
-            for where, partitions in wanted.items()
+            _on_worker(client, shipped if a in approved else None, a, own, task_seconds)
+            for a, own in wanted.items()
         )
     )
-    rows = {key: n for answer in counts for key, n in answer.items()}
+    found = {partition: x for own in answers for partition, x in own.items()}
     result = []
     for m in collections:
         # all column blocks of a partition have the same rows
-        found = [rows.get(key, -1) for key in m.keys[:: m.column_blocks]]
-        is_known = min(found, default=-1) >= 0
-        result.append(replace(m, rows=np.array(found, np.int64) if is_known else None))
-    return tuple(result)
+        numbers = range(0, len(m.keys), m.column_blocks)
+        rows = [found[m.label, i][0] for i in numbers if (m.label, i) in found]
+        if m.holders is not None:
+            known = len(rows) == len(numbers) > 0
+            m = replace(m, rows=np.array(rows, np.int64) if known else None)  # noqa: PLW2901
+        result.append(m)
+    return tuple(result), {p: x for p, (_, x) in found.items() if x is not None}
+
+
+def _homes(
+    collections: Iterable[CollectionInfo],
+    workers: Sequence[str],
+    approved: Collection[str],
+) -> dict[Partition, tuple[str, Key]]:
+    """Return a holder of each partition, if possible one that may get code; its key."""
+    found: dict[Partition, tuple[str, Key]] = {}
+    for m in collections:
+        partitions, holders = m.holders or (np.array([], int), np.array([], int))
+        for number, holder in zip(partitions.tolist(), holders.tolist(), strict=True):
+            home = workers[holder], m.keys[number]
+            if found.setdefault((m.label, number), home)[0] not in approved:
+                found[m.label, number] = home
+    return found
 
 
 async def digests(
@@ -156,29 +175,36 @@ async def _on_holders(
     return found
 
 
-async def _rows_on_worker(
+async def _on_worker(
     client: Client,
-    counter: Any,
+    code: Any,
     address: str,
-    approved: bool,
-    wanted: list[Key],
+    wanted: Mapping[Partition, Key],
     task_seconds: float,
-) -> dict[Key, int]:
-    """Count the rows of partitions on one worker.
+) -> dict[Partition, Sequence[Any]]:
+    """Return rows and values of partitions on one worker; values may be None.
 
     Tasks count spilled partitions, since Dask reads them into memory. They also count
     for workers that did not answer: a task with NumPy's function ships no code.
     """
-    found: dict[Key, int] = {}
-    if approved:
+    found: dict[Partition, Sequence[Any]] = {}
+    if code is not None:
+        labels = [label for label, _ in wanted]
         answers = await ship.on_workers(
-            client, counter, [address], timeout=PATIENCE, keys=wanted
+            client,
+            code,
+            [address],
+            timeout=PATIENCE,
+            keys=list(wanted.values()),
+            labels=labels,
         )
-        if isinstance(counts := answers.get(address), list):
-            found = {k: n for k, n in zip(wanted, counts, strict=True) if n >= 0}
-    rest = [k for k in wanted if k not in found]
+        if isinstance(answer := answers.get(address), list):
+            both = zip(wanted, answer, strict=True)
+            found = {partition: x for partition, x in both if x[0] >= 0}
+    rest = {key: p for p, key in wanted.items() if p not in found}
     if task_seconds and rest:
-        found |= await _rows_by_task(client, address, rest, task_seconds)
+        rows = await _rows_by_task(client, address, list(rest), task_seconds)
+        found |= {p: (rows[key], None) for p, key in wanted.items() if key in rows}
     return found
 
 
@@ -275,18 +301,65 @@ def of_need(
     return None
 
 
-def _bundled(
+async def read(
+    client: Client,
     given: Inputs,
     futures: Mapping[str, Sequence[Any]],
     looks: Mapping[str, Look],
-    homes: Mapping[str, Sequence[Home]],
-) -> tuple[graphs.Graph, dict[str, dict[Key, list[int]]]]:
-    """Return tasks that read all partitions of ``looks``, and the partitions of each.
+    view: View,
+    *,
+    approved: Collection[str],
+    answers: Mapping[Partition, Any] = MappingProxyType({}),
+    failures: dict[str, Mapping[int, str]] | None = None,
+) -> dict[str, Contents]:
+    """Read the partitions; return the results by label, in order.
 
-    One task reads the partitions with the same home, on their worker: separate tasks
-    take longer than the reading. ``futures`` are those of loaded data, by label.
+    ``futures`` of loaded data and ``looks`` are by label. Tasks read the partitions
+    that are not in ``answers``, on ``approved`` workers, which may get code.
+    ``failures`` gets, for each label that cannot be read, the problem of each
+    partition; None: any error is raised. Raises ``IncompleteError`` if a partition
+    cannot be loaded or read, ``NoWorkersError`` if no worker may get code.
     """
-    graph, partitions = graphs.Graph(), dict[str, dict[Key, list[int]]]()
+    if not looks:
+        return {}
+    workers = [w.address for w in view.now.workers]
+    known = [address for address in workers if address in approved]
+    if not known:
+        raise NoWorkersError(
+            "the versions of no worker are known, so no code can be sent that reads "
+            f"the values of {', '.join(looks)}"
+        )
+    graph, tasks = await asyncio.to_thread(_tasks, given, futures, looks, answers)
+    if len(known) < len(workers):
+        # Dask prefers the worker with the data; others read if that is paused or lost
+        infos = [m for x in view.layouts for m in x.collections]
+        homes, turns = _homes(infos, workers, approved), cycle(known)
+        for key, partition in tasks.items():
+            own = {homes[partition][0]} if partition in homes else set()
+            graph.where[key] = [*own.intersection(known).union(islice(turns, SPARE))]
+    read, errors = await _by_task(client, graph, tasks)
+    for label in {label for label, _ in errors}:
+        failed = {i: error for (of, i), error in errors.items() if of == label}
+        _note_failures(label, failed, failures)
+    found: dict[str, list[Any]] = {x: [] for x in looks if x not in (failures or ())}
+    for (label, _), answer in sorted({**answers, **read}.items(), key=itemgetter(0)):
+        if label in found:
+            found[label].append(answer)
+    return {label: Contents(partitions=tuple(x)) for label, x in found.items()}
+
+
+def _tasks(
+    given: Inputs,
+    futures: Mapping[str, Sequence[Any]],
+    looks: Mapping[str, Look],
+    answers: Collection[Partition],
+) -> tuple[graphs.Graph, dict[Key, Partition]]:
+    """Return one task for each partition that is not in ``answers``.
+
+    Dask loads all spilled inputs of a task at once, so a task reads one partition.
+    ``futures`` are those of loaded data, by label.
+    """
+    graph, tasks = graphs.Graph(), dict[Key, Partition]()
     for x in given:
         if x.label not in looks:
             continue
@@ -294,101 +367,36 @@ def _bundled(
         if loaded is not None:
             keys = [f.key for f in loaded]
         else:  # the graph loads the partitions
-            tasks, (keys,) = optimized_apart([x.collection])
-            graph.tasks |= tasks
-        look = ship.Tasks(partial(content.each, looks[x.label]))
-        name = f"contents-{uuid4().hex}"
-        bundles: dict[Home, list[int]] = {}
-        apart = [(-1, i) for i in range(len(keys))]
-        for partition, home in enumerate(homes.get(x.label, apart)):
-            bundles.setdefault(home, []).append(partition)
-        partitions[x.label] = {(name, i): b for i, b in enumerate(bundles.values())}
-        graph.partitions[x.label] = list(partitions[x.label])
-        for task, bundle in partitions[x.label].items():
-            graph.tasks[task] = look(task, List(*(TaskRef(keys[i]) for i in bundle)))
-    return graph, partitions
+            loading, (keys,) = optimized_apart([x.collection])
+            graph.tasks |= loading
+        look, name = ship.Tasks(looks[x.label]), f"contents-{uuid4().hex}"
+        for i, key in enumerate(keys):
+            if (x.label, i) not in answers:
+                tasks[name, i] = x.label, i
+                graph.tasks[name, i] = look((name, i), TaskRef(key))
+                graph.partitions.setdefault(x.label, []).append((name, i))
+    return graph, tasks
 
 
-def _bind(
-    graph: graphs.Graph,
-    partitions: Mapping[str, Mapping[Key, Sequence[int]]],
-    homes: Mapping[str, Sequence[Home]],
-    workers: Sequence[str],
-    known: Sequence[str],
-) -> None:
-    """Bind each task to a few workers that may get code, its own among them.
-
-    Dask prefers the worker with the data. If that is paused or lost, another one reads.
-    """
-    turns, may = cycle(known), set(known)
-    for label, bundles in partitions.items():
-        for task, (first, *_) in bundles.items():
-            worker = homes[label][first][0] if label in homes else -1
-            own = may.intersection([workers[worker]] if worker >= 0 else ())
-            graph.where[task] = [*own.union(islice(turns, SPARE))]
-
-
-async def read(
-    client: Client,
-    given: Inputs,
-    futures: Mapping[str, Sequence[Any]],
-    looks: Mapping[str, Look],
-    workers: Sequence[str],
-    *,
-    approved: Collection[str],
-    homes: Mapping[str, Sequence[Home]] = MappingProxyType({}),
-    failures: dict[str, Mapping[int, str]] | None = None,
-) -> dict[str, Contents]:
-    """Read the partitions; return the results by label, in order.
-
-    ``futures`` of loaded data, ``looks`` and ``homes`` are by label. One task reads all
-    partitions with the same home; without homes, each has its own task. Code may be
-    sent to ``approved`` workers. ``failures`` gets, for each label that cannot be read,
-    the problem of each partition; None: any error is raised. Raises ``IncompleteError``
-    if a partition cannot be loaded or read, ``NoWorkersError`` if no worker may get
-    code.
-    """
-    if not looks:
-        return {}
-    graph, partitions = await asyncio.to_thread(_bundled, given, futures, looks, homes)
-    known = [address for address in workers if address in approved]
-    if not known:
-        raise NoWorkersError(
-            "the versions of no worker are known, so no code can be sent that reads "
-            f"the values of {', '.join(looks)}"
-        )
-    if len(known) < len(workers):
-        _bind(graph, partitions, homes, workers, known)
+async def _by_task(
+    client: Client, graph: graphs.Graph, tasks: Mapping[Key, Partition]
+) -> tuple[dict[Partition, Any], dict[Partition, Any]]:
+    """Return the answers of tasks, and the errors of others."""
+    if not tasks:
+        return {}, {}
     reading: Mapping[Any, Future[Any]] = await asyncio.to_thread(
         graphs.submit, client, graph
     )
     try:
         while pending := _pending(reading.values()):
             await graphs.wait_for_last(client, pending, POLL)
-        answers = await client.gather(reading, errors="skip", asynchronous=True)
-        for label, bundles in partitions.items():
-            failed = {
-                bundle[0]: await reading[key].exception()
-                for key, bundle in bundles.items()
-                if answers.get(key) is None
-            }
-            if failed:
-                _note_failures(label, failed, failures)
+        results = await client.gather(reading, errors="skip", asynchronous=True)
+        answers = {tasks[key]: x for key, x in results.items() if x is not None}
+        failed = [key for key in tasks if tasks[key] not in answers]
+        return answers, {tasks[key]: await reading[key].exception() for key in failed}
     finally:
         for future in reading.values():
             future.release()  # a traceback would keep them
-    found = {}
-    for label, bundles in partitions.items():
-        if failures and label in failures:
-            continue
-        results = {
-            partition: answer
-            for key, bundle in bundles.items()
-            for partition, answer in zip(bundle, answers[key], strict=True)
-        }
-        in_order = tuple(answer for _, answer in sorted(results.items()))
-        found[label] = Contents(partitions=in_order)
-    return found
 
 
 def _note_failures(
@@ -433,26 +441,6 @@ def with_contents(
     return replace(layout, collections=infos)
 
 
-def _homes(info: CollectionInfo, threads: Sequence[int]) -> Sequence[Home]:
-    """Return the home of each key, the same for keys that one task reads.
-
-    ``threads`` are the threads of each worker. Keys without a holder share a home.
-    """
-    worker = np.full(len(info.keys), -1, dtype=np.int64)
-    if info.holders is not None:
-        worker[info.holders[0]] = info.holders[1]
-    nbytes = np.zeros(len(worker), np.int64) if info.nbytes is None else info.nbytes
-    order = np.argsort(worker, kind="stable")
-    first = np.searchsorted(worker[order], worker[order])  # of the same worker
-    turn, before = np.empty_like(worker), np.empty_like(worker)
-    turn[order] = np.arange(len(worker)) - first
-    ends = np.append(0, np.cumsum(nbytes[order]))
-    before[order] = ends[:-1] - ends[first]
-    n_threads = np.array([*threads, 1])[worker]  # no holder: index -1, the last entry
-    bundle = before // (BUNDLE * n_threads) * n_threads + turn % n_threads
-    return list(zip(worker.tolist(), bundle.tolist(), strict=True))
-
-
 class _Read(NamedTuple):
     """The contents of a collection, and the partitions that they were read from."""
 
@@ -470,41 +458,31 @@ class Values:
     def __init__(self) -> None:
         self._read: dict[str, _Read] = {}  # by label
 
-    async def look(
-        self,
-        client: Client,
-        given: Inputs,
-        futures: Mapping[str, Sequence[Any]],
-        view: View,
-        *,
-        approved: Collection[str],
-    ) -> tuple[Layout, ...]:
-        """Read the values that the workload depends on; return layouts with them."""
-        workers = [w.address for w in view.now.workers]
-        infos = [
-            (m, layout is view.layouts[0])
-            for layout in view.layouts
-            for m in layout.collections
-            if m.loaded
-        ]
+    def unread(
+        self, given: Inputs, layouts: Sequence[Layout], goal: Goal, n_workers: int
+    ) -> dict[str, Look]:
+        """Return how to read the values that the workload needs, by label."""
         wanted: dict[str, Look] = {}
         unread = []
-        for m, training in infos:
-            look = of_need(m, view.goal, len(workers), training=training)
-            before = self._read.get(m.label)
-            same = before if before and before.keys == m.keys else None
-            if same and len(workers) <= max(same.n_workers, ROWS):
-                continue
-            unread.append(m.label)
-            if look is not None:
-                wanted[m.label] = look
-        looks = with_metadata(given, wanted, unread)
-        threads = [w.nthreads for w in view.now.workers]
-        homes = {m.label: _homes(m, threads) for m, _ in infos if m.label in looks}
-        found = await read(
-            client, given, futures, looks, workers, approved=approved, homes=homes
-        )
-        keys = {m.label: m.keys for m, _ in infos}
-        self._read |= {k: _Read(keys[k], len(workers), c) for k, c in found.items()}
+        for layout in layouts:
+            for m in (m for m in layout.collections if m.loaded):
+                training = layout is layouts[0]
+                look = of_need(m, goal, n_workers, training=training)
+                before = self._read.get(m.label)
+                same = before if before and before.keys == m.keys else None
+                if same and n_workers <= max(same.n_workers, ROWS):
+                    continue
+                unread.append(m.label)
+                if look is not None:
+                    wanted[m.label] = look
+        return with_metadata(given, wanted, unread)
+
+    def complete(self, view: View, found: Mapping[str, Contents]) -> View:
+        """Return the view with these contents, and with earlier ones."""
+        infos = [m for layout in view.layouts for m in layout.collections if m.loaded]
+        keys, n_workers = {m.label: m.keys for m in infos}, len(view.now.workers)
+        self._read |= {k: _Read(keys[k], n_workers, c) for k, c in found.items()}
         known = {k: x.contents for k, x in self._read.items() if keys.get(k) == x.keys}
-        return tuple(with_contents(x, known) for x in view.layouts)
+        return replace(
+            view, layouts=tuple(with_contents(x, known) for x in view.layouts)
+        )

@@ -11,7 +11,6 @@ process. Rows are counted for every snapshot.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,6 @@ import numpy as np
 from distributed import Client
 from distributed.comm.core import CommClosedError
 
-from clustertune.collections import contents
 from clustertune.core.model import (
     CollectionInfo,
     Int64s,
@@ -382,13 +380,10 @@ async def _request(
 async def look(
     client: Client,
     collections: Sequence[CollectionInfo],
-    *,
-    task_seconds: float = math.inf,
 ) -> tuple[Snapshot, tuple[CollectionInfo, ...]]:
-    """Take a snapshot, and add holders, bytes and rows to the collections.
+    """Take a snapshot, and add holders and bytes to the collections.
 
-    Collections that are not loaded are returned unchanged. Tasks count the rows of
-    spilled partitions, for at most ``task_seconds``.
+    Collections that are not loaded are returned unchanged.
 
     Raises
     ------
@@ -396,7 +391,7 @@ async def look(
         The scheduler has ended; code must not be sent to a new worker.
     """
     identity = await identify(client)
-    there = await approve(client, identity["workers"])
+    await approve(client, identity["workers"])
     loaded = [m for m in collections if m.loaded]
     packed = [keys.pack(m.keys) for m in loaded]
     found = await ask(client, "look", collections=packed)
@@ -406,17 +401,10 @@ async def look(
         return snapshot, tuple(collections)
     position = {w.address: i for i, w in enumerate(snapshot.workers)}
     renumber = np.array([position.get(a, -1) for a in found["workers"]], dtype=np.int64)
-    placed = [
-        _placed(m, raw, renumber)
+    by_label = {
+        m.label: _placed(m, raw, renumber)
         for m, raw in zip(loaded, found["collections"], strict=True)
-    ]
-    addresses = [(w.address, w.address in there) for w in snapshot.workers]
-    if not any(w.running for w in snapshot.workers):
-        task_seconds = 0.0
-    counted = await contents.count_rows(
-        client, placed, addresses, task_seconds=task_seconds
-    )
-    by_label = {m.label: m for m in counted}
+    }
     return snapshot, tuple(by_label.get(m.label, m) for m in collections)
 
 

@@ -190,7 +190,7 @@ async def _read(request: CheckRequest, cluster: LiveCluster, view: View) -> View
         request.given,
         await cluster.data.futures(),
         contents.of_everything(request.given),
-        [w.address for w in view.now.workers],
+        view,
         approved=monitor.known(request.client).addresses,
         failures=failures,
     )

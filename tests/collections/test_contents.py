@@ -7,21 +7,19 @@ from dataclasses import replace
 
 import dask
 import dask.array as da
-import dask.dataframe as dd
 import numpy as np
-import pandas as pd
 import pytest
 from distributed import futures_of, wait
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-import clustertune
 from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import contents, inputs
 from clustertune.core.model import Goal
+from clustertune.errors import IncompleteError
 from clustertune.integrations.libraries import GENERIC
 from clustertune.remote.worker import content
-from tests.builders import collection
+from tests.builders import collection, layout, view, worker
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -71,65 +69,127 @@ def test_types_of_columns():
     assert need("X", goal(), **frame) is None
 
 
-class Begun(SchedulerPlugin):
-    """Workers on which tasks that read values began."""
+class Inputs(SchedulerPlugin):
+    """The number of partitions that each task gets that reads values."""
 
     def __init__(self, scheduler):
-        self.scheduler, self.where = scheduler, []
+        self.scheduler, self.counts = scheduler, []
 
     def transition(self, key, start, finish, *args, **kwargs):
         if finish == "processing" and str(key[0]).startswith("contents-"):
-            self.where.append(self.scheduler.tasks[key].processing_on.address)
+            self.counts.append(len(self.scheduler.tasks[key].dependencies))
 
 
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1), ("127.0.0.1", 2)])
-async def test_one_task_for_each_thread(c, s, a, b):
-    """Each thread reads its own partitions; results are in the order of partitions."""
+async def labels(c, addresses):
+    """Nine partitions of labels: 10, 11, ... zeros, and a one."""
     blocks = [np.repeat([0, 1], [10 + i, 1]) for i in range(9)]
-    lie = [(b, a)[i % 3 == 1] for i in range(9)]
     made = da.from_array(np.concatenate(blocks), chunks=(tuple(map(len, blocks)),))
-    where = [w.address for w in lie]
+    where = [addresses[i % 3 == 1] for i in range(9)]
     with dask.annotate(workers=lambda key: where[key[1]], allow_other_workers=False):
         y = c.persist(made.map_blocks(np.copy), optimize_graph=False)
     await wait(y)
-    s.add_plugin(begun := Begun(s))
+    return y
+
+
+async def classes_of(c, y):
+    """What a call reads of labels; the number of zeros in each partition."""
     given = inputs.gather(y.reshape(-1, 1), y)
     wanted = Goal(workload=replace(GENERIC.profile, needs_all_classes=True))
-    cluster = LiveCluster(
-        c, given, wanted, lambda: 30.0, options=LookOptions(values=True)
-    )
+    options = LookOptions(values=True)
+    cluster = LiveCluster(c, given, wanted, lambda: 30.0, options=options)
     await cluster.open(None)
     seen = await cluster.look(lambda *_: None)
     (found,) = (m.contents for m in seen.layouts[0].collections if m.label == "y")
-    counts = [dict(partition["classes"])[0] for partition in found.partitions]
-    assert counts == [10 + i for i in range(9)]
-    assert sorted(begun.where) == sorted([a.address, b.address, b.address])
+    return [dict(partition["classes"])[0] for partition in found.partitions]
 
 
-class Inputs(SchedulerPlugin):
-    """Bytes of the partitions that each task gets that reads values."""
-
-    def __init__(self, scheduler):
-        self.scheduler, self.nbytes = scheduler, []
-
-    def transition(self, key, start, finish, *args, **kwargs):
-        if finish == "processing" and str(key[0]).startswith("contents-"):
-            sources = self.scheduler.tasks[key].dependencies
-            self.nbytes.append([ts.get_nbytes() for ts in sources])
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1), ("127.0.0.1", 2)])
+async def test_partitions_in_memory_need_no_task(c, s, a, b):
+    """Results are in the order of partitions."""
+    y = await labels(c, [a.address, b.address])
+    s.add_plugin(begun := Inputs(s))
+    assert await classes_of(c, y) == [10 + i for i in range(9)]
+    assert not begun.counts
+    assert not any(w.transfer_incoming_log for w in (a, b))
 
 
-@pytest.mark.parametrize(("columns", "n_tasks"), [(10, 8), (1, 2)])
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_task_reads_few_bytes(c, s, a, b, columns, n_tasks, monkeypatch):
-    """Spilled partitions of a task come into memory at once, so they are few."""
-    monkeypatch.setattr(contents, "BUNDLE", 2**16)
-    given = pd.DataFrame(np.ones((8000, columns)), columns=[*map(str, range(columns))])
-    frame = c.persist(dd.from_pandas(given, npartitions=8))
-    await wait(frame)
-    s.add_plugin(inputs := Inputs(s))
-    await clustertune.prepare(c, frame, rechunk=False)
-    assert all(len(x) == 1 or sum(x) <= contents.BUNDLE for x in inputs.nbytes)
-    assert len(inputs.nbytes) == n_tasks
+async def test_a_long_read_goes_on_in_tasks(c, s, a, b, monkeypatch):
+    """After its time, a call leaves the rest to tasks; each reads one partition."""
+    monkeypatch.setattr(content, "SECONDS", -1.0)
+    y = await labels(c, [a.address, b.address])
+    s.add_plugin(begun := Inputs(s))
+    assert await classes_of(c, y) == [10 + i for i in range(9)]
+    assert begun.counts == [1] * 9
+    assert not any(w.transfer_incoming_log for w in (a, b))
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_spilled_partitions(c, s, a, b):
+    """Dask loads all inputs of a task at once, so a task reads one of them."""
+    y = await labels(c, [a.address, b.address])
+    for w in (a, b):
+        while w.data.fast:
+            w.data.evict()
+    s.add_plugin(begun := Inputs(s))
+    assert await classes_of(c, y) == [10 + i for i in range(9)]
+    assert begun.counts == [1] * 9
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_partition_that_cannot_be_read(c, s, a, b):
+    """Its rows count all the same; the task that reads it next has the error."""
+    y = c.persist(da.arange(4, chunks=2).map_blocks(_broken, meta=np.ones(0)))
+    await wait(y)
+    given = inputs.gather(da.ones((4, 1), chunks=2), y)
+    view = await placed(c, y, [a.address, b.address])
+    looks = {"y": content.finite}
+    (counted,), answers = await contents.in_memory(
+        c,
+        view.layouts[0].collections,
+        [a.address, b.address],
+        approved=[a.address, b.address],
+        looks=looks,
+        task_seconds=30.0,
+    )
+    assert [*counted.rows] == [2, 2]
+    assert not answers
+    with pytest.raises(IncompleteError, match="could not be read: ZeroDivisionError"):
+        await contents.read(
+            c,
+            given,
+            {"y": futures_of(y)},
+            looks,
+            view,
+            approved=[a.address, b.address],
+            answers=answers,
+        )
+
+
+class Broken(list):
+    """A partition with rows, and without values."""
+
+    shape = (2,)
+
+    def tocoo(self):
+        raise ZeroDivisionError("no values")
+
+
+def _broken(block):
+    return Broken()
+
+
+async def placed(c, y, addresses):
+    """A view of y on these workers, as it is."""
+    holders = await c.scheduler.who_has(keys=[f.key for f in futures_of(y)])
+    homes = [addresses.index(held[0]) for held in holders.values()]
+    info = collection("y", [2] * len(homes), homes)
+    keys = tuple(f.key for f in futures_of(y))
+    made = layout([2] * len(homes), homes)
+    workers = [worker(i, address=address) for i, address in enumerate(addresses)]
+    seen = view(workers, [made])
+    layouts = (replace(made, collections=(replace(info, keys=keys),)),)
+    return replace(seen, layouts=layouts)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
@@ -141,15 +201,13 @@ async def test_each_reads_its_own_beside_an_unknown_worker(c, s, a, b, d):
         y = c.persist(made.map_blocks(np.copy), optimize_graph=False)
     await wait(y)
     addresses = [w.address for w in (d, b, a)]
-    info = collection("y", [2] * 9, [addresses.index(x) for x in where])
     found = await contents.read(
         c,
         inputs.gather(y.reshape(-1, 1), y),
         {"y": futures_of(y)},
         {"y": content.finite},
-        addresses,
+        await placed(c, y, addresses),
         approved=addresses[1:],
-        homes={"y": contents._homes(info, [1, 1, 1])},
     )
     assert len(found["y"].partitions) == 9
     assert not any(w.transfer_incoming_log for w in (a, b, d))
@@ -167,9 +225,8 @@ async def test_a_paused_worker_beside_an_unknown_one(c, s, a, b, d):
         inputs.gather(y.reshape(-1, 1), y),
         {"y": futures_of(y)},
         {"y": content.finite},
-        [a.address, b.address, d.address],
+        await placed(c, y, [a.address, b.address, d.address]),
         approved=[a.address, b.address],
-        homes={"y": [(1, 0), (1, 1)]},
     )
     found = await asyncio.wait_for(work, 30)
     assert len(found["y"].partitions) == 2

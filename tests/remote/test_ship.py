@@ -106,7 +106,7 @@ def test_only_code_of_clustertune_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     """The value of a closure, and the user's own function, may change."""
     monkeypatch.setattr(ship, "_codes", {})
     ship.function(lambda: 1)
-    ship.function(partial(content.each, content.runs))
+    ship.function(partial(content.all_of, looks=[content.runs]))
     ship.function(remote_sums.fit_runner({}, 1))
     assert ship._codes == {}
     ship.function(probe.worker_facts)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from distributed import Client
 from clustertune.actions.cluster import workers as on_workers
 from clustertune.actions.cluster.data import CallData, refuse_gone
 from clustertune.actions.cluster.lease import POLL, Lease
-from clustertune.collections import inputs
+from clustertune.collections import contents, inputs
 from clustertune.core.model import (
     Bounds,
     CollectionInfo,
@@ -199,8 +198,7 @@ class LiveCluster:
         if self._looked:  # actions followed that look
             await inquiry.refresh_memory(self.client)
         self._looked = True
-        look = partial(monitor.look, task_seconds=self.options.task_seconds)
-        snapshot, seen = await look(self.client, collections)
+        snapshot, seen = await monitor.look(self.client, collections)
         statuses = (w.status for w in snapshot.workers)
         self._computes = _can_compute(statuses, may_join=self._computes)
         while self._computes and any(_is_missing_partitions(m) for m in seen):
@@ -209,16 +207,8 @@ class LiveCluster:
             await refuse_gone(self.client, futures)
             await asyncio.sleep(POLL)
             await data.computing.settle(futures, notify, "loading", labels)
-            snapshot, seen = await look(self.client, collections)
-        layouts = data.layouts(seen)
-        if self.options.values and self._computes:
-            layouts = await data.values.look(
-                self.client,
-                data.given,
-                await data.futures(),
-                View(snapshots=(snapshot,), goal=self.goal, layouts=layouts),
-                approved=monitor.known(self.client).addresses,
-            )
+            snapshot, seen = await monitor.look(self.client, collections)
+        view = await self._read(snapshot, seen)
         runs = None
         if self.options.held_data:
             snapshot = await inquiry.with_held_data(self.client, snapshot)
@@ -228,7 +218,39 @@ class LiveCluster:
         if self.options.holdings:
             holdings = await inquiry.holdings(self.client, self.options.kept)
             snapshot = replace(snapshot, key_groups=holdings)
-        return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
+        return replace(view, snapshots=(snapshot,), runs=runs)
+
+    async def _read(self, snapshot: Snapshot, seen: tuple[CollectionInfo, ...]) -> View:
+        """Add the rows of partitions, and the values that the workload depends on."""
+        data, workers = self.data, [w.address for w in snapshot.workers]
+        looks: dict[str, contents.Look] = {}
+        if self.options.values and self._computes:
+            placed = data.layouts(seen)
+            looks = data.values.unread(data.given, placed, self.goal, len(workers))
+        runs = any(w.running for w in snapshot.workers)
+        approved = monitor.known(self.client).addresses
+        counted, answers = await contents.in_memory(
+            self.client,
+            seen,
+            workers,
+            approved=approved,
+            looks=looks,
+            task_seconds=self.options.task_seconds if runs else 0.0,
+        )
+        layouts = data.layouts(counted)
+        view = View(snapshots=(snapshot,), goal=self.goal, layouts=layouts)
+        if not self.options.values:
+            return view
+        found = await contents.read(
+            self.client,
+            data.given,
+            await data.futures(),
+            looks,
+            view,
+            approved=approved,
+            answers=answers,
+        )
+        return data.values.complete(view, found)
 
     # --- act --------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Describes the values of one partition; runs as a task on a worker that holds it.
+"""Describes the values of partitions; runs on a worker that holds them.
 
 Answers are plain types, a few numbers for each partition, or arrays of them. NumPy and
 pandas are those of the worker, which made the partition.
@@ -6,17 +6,51 @@ pandas are those of the worker, which made the partition.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+from types import MappingProxyType
 from typing import Any
+
+from clustertune.remote.worker.probe import rows as count_rows
 
 MOST_CLASSES = 1000  # more different labels than that are no classes
 MOST_TEXTS = 20  # distinct texts that an answer has
 EXACT = 2**53  # floats hold all integers up to this one
+SECONDS = 1.0  # for reading in one call; after it, tasks read on all threads
 
 
-def each(look: Callable[[Any], dict[str, Any]], partitions: list[Any]) -> list[Any]:
-    """Apply one of the other functions to every partition."""
-    return [look(partition) for partition in partitions]
+async def in_memory(
+    dask_worker: Any,
+    keys: Sequence[Any],
+    labels: Sequence[str],
+    looks: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({}),
+) -> list[tuple[int, dict[str, Any] | None]]:
+    """Rows of each partition, and the answer of the function for its label.
+
+    Rows are -1 for a partition that is not in memory: reading a spilled one here would
+    block the event loop. The answer may be None. A thread reads the values.
+    """
+    data = getattr(dask_worker.data, "memory", dask_worker.data)
+    there = [data.get(key) for key in keys]
+    rows = [-1 if partition is None else count_rows(partition) for partition in there]
+    answers: list[dict[str, Any] | None] = [None] * len(there)
+    if looks:
+        wanted = [(looks.get(k), x) for k, x in zip(labels, there, strict=True)]
+        answers = await asyncio.to_thread(_read, wanted, monotonic() + SECONDS)
+    return list(zip(rows, answers, strict=True))
+
+
+def _read(wanted: Iterable[tuple[Any, Any]], end: float) -> list[dict[str, Any] | None]:
+    answers: list[dict[str, Any] | None] = []
+    for look, partition in wanted:
+        answer = None
+        if look is not None and partition is not None and monotonic() < end:
+            with suppress(Exception):  # the task that reads it next has the error
+                answer = look(partition)
+        answers.append(answer)
+    return answers
 
 
 def all_of(partition: Any, looks: list[Callable[[Any], dict[str, Any]]]) -> Any:

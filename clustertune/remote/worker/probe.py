@@ -100,15 +100,6 @@ def nanny_facts(dask_worker: Any) -> float | None:
     return dask_worker.memory_manager.memory_terminate_fraction or None
 
 
-def row_counts(dask_worker: Any, keys: list[Any]) -> list[int]:
-    """Rows of each of these partitions; -1 if it is not in memory here.
-
-    A spilled partition stays on disk: reading it here would block the event loop.
-    """
-    data = getattr(dask_worker.data, "memory", dask_worker.data)
-    return [_rows(data[key]) if key in data else -1 for key in keys]
-
-
 def digests(dask_worker: Any, keys: list[Any]) -> list[str]:
     """Digests of rows of each of these partitions; "" if it is not in memory here.
 
@@ -122,9 +113,9 @@ def digests(dask_worker: Any, keys: list[Any]) -> list[str]:
         partition: Any = data.get(key) if key in data else None
         one = same = ""
         with suppress(Exception):  # types of other packages raise any
-            if partition is not None and (rows := _rows(partition)):
-                sample = _by_number(partition)[:: max(1, rows // DIGEST_ROWS)]
-                one, same = (tokenize(rows, sample) for _ in "12")
+            if partition is not None and (n_rows := rows(partition)):
+                sample = _by_number(partition)[:: max(1, n_rows // DIGEST_ROWS)]
+                one, same = (tokenize(n_rows, sample) for _ in "12")
         # Dask gives a random token to what it does not know
         found.append(one if one == same else "")
     return found
@@ -181,7 +172,8 @@ def _as_text(value: Any) -> str:
     return "" if text in ("nan", "None", "<NA>", "NaT") else text
 
 
-def _rows(partition: Any) -> int:
+def rows(partition: Any) -> int:
+    """Number of rows of a partition of any type."""
     shape = getattr(partition, "shape", None)
     return int(shape[0] if shape else len(partition))
 
