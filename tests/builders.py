@@ -31,7 +31,7 @@ from clustertune.core.model import (
 )
 from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import free_memory
-from clustertune.planner.plan import lost_rows, separations
+from clustertune.planner.plan import lost_rows, separations, uncounted_rows
 
 Homes = Sequence[int | Sequence[int]]
 """For each partition the index of its holder; several for replicas, -1 or none without
@@ -225,6 +225,7 @@ def broken_promises(before: View, after: View) -> tuple[str, ...]:
     """
     return (
         *lost_rows(before, after),
+        *uncounted_rows(before, after),
         *separations(before, after),
         *_memory_manager(before, after),
         *_over_budget(before, after),

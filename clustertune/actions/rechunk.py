@@ -31,6 +31,8 @@ from clustertune.core.model import (
     Severity,
     Step,
     View,
+    attach_result,
+    attached_result,
 )
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import AlignmentError, CapacityError
@@ -380,7 +382,17 @@ async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     cut = await cluster.rechunk(recut, notify)
     if recut.moves is None:
         return cut
-    moved = await cluster.move(recut.moves, notify)
+    try:
+        moved = await cluster.move(recut.moves, notify)
+    except BaseException as error:
+        if (moved_until := attached_result(error)) is not None:
+            attach_result(error, _both(cut, moved_until))
+        raise
+    return _both(cut, moved)
+
+
+def _both(cut: Result, moved: Result) -> Result:
+    """The result of a cut and of the moves after it."""
     known = cut.nbytes is not None and moved.nbytes is not None
     return replace(
         moved,

@@ -155,7 +155,7 @@ def time_option(*names: str, **settings: Any) -> Decorator:
 
 def timeout_option(default: str) -> Decorator:
     """Return ``--timeout``, which also limits the time to connect."""
-    text = "Limit the time of the whole command."
+    text = "Limit the time of the plan, and of the call."
     return time_option("--timeout", default=default, help=text)
 
 

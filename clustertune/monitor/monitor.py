@@ -5,7 +5,7 @@ plugin. :func:`ask` sends it a request. :func:`look` takes a snapshot.
 
 A snapshot needs one call of Dask's ``identity`` and one request to the plugin (memory
 of workers, holders of the given keys). Constant facts of a worker are read once per
-process. Rows are counted for every snapshot.
+process. :mod:`clustertune.collections.contents` counts rows.
 """
 
 from __future__ import annotations

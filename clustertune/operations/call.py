@@ -267,7 +267,13 @@ class RunningCall:
                 raise
             raise ours from error
         self.journal.note_losses(self.cluster.lost)
-        return await self._conclude(status(self.call.dry_run), facts)
+        try:
+            return await self._conclude(status(self.call.dry_run), facts)
+        except BaseException as error:  # the caller gets no result
+            await asyncio.shield(self.cluster.put_bounds_back())
+            if place := await asyncio.shield(self.cluster.data.rescue()):
+                _add_place(error, place)
+            raise
 
     async def _explained(self, error: BaseException) -> BaseException:
         """The time limit and a lost connection as errors of clustertune."""
@@ -276,7 +282,8 @@ class RunningCall:
             texts = [f"{f.message}. {f.remedy}".rstrip(".") for f in causes]
             advice = "; ".join(["Give a longer timeout", *texts])
             what, coming = "The report lists what was done", self.journal.losses
-            if self.journal.lost == 0 and not coming:  # none is computed again
+            known = self.cluster.held and self.journal.lost == 0
+            if known and not coming:  # none is computed again
                 what = (
                     "Data that was in memory before, and was not released, is "
                     "complete; the report lists what was done"
@@ -352,7 +359,8 @@ class Procedure(Call):
     steps: Steps
     then: Steps | None = None  # the steps that follow, from another look
     needs: tuple[str, ...] = RESTARTABLE
-    #: guards whose refusal stops one worker only, if no workers are named
+    #: guards whose refusal stops one worker only, unless the caller named it for the
+    #: only steps; with ``then``, the steps are for the named workers that need them
     skips: tuple[str, ...] = ()
     patience: float = math.inf  # seconds to wait for the plan of another client
     despite_holds: bool = False  # of other clients
@@ -401,22 +409,27 @@ async def carry_out(procedure: Procedure) -> Report:
 
 async def _work(procedure: Procedure, run: RunningCall) -> None:
     cluster, journal, notify = run.cluster, run.journal, run.notify
+    ids: frozenset[str | int] = frozenset()
 
     async def look() -> None:
+        nonlocal ids
         view = journal.continued(await cluster.look(notify))
         journal.add(view, checks.run(view, run.settings))
+        # a named worker may be away at a later look
+        if procedure.workers is None or not ids:
+            ids = ids_of(procedure.workers, view)
 
     await cluster.open(None, needs=procedure.needs)
     if procedure.dry_run:
         await look()
-        _plan(procedure, journal, procedure.steps, procedure.then)
+        _plan(procedure, journal, ids, procedure.steps, procedure.then)
         return
     patience, despite_holds = procedure.patience, procedure.despite_holds
     async with cluster.lease(procedure.name, notify, patience, despite_holds):
         unchanged = "nothing was changed"
         for propose in filter(None, (procedure.steps, procedure.then)):
             await look()
-            plan = _plan(procedure, journal, propose)
+            plan = _plan(procedure, journal, ids, propose)
             for note in plan.notes:
                 notify(note, None)
             if plan.refused:
@@ -428,22 +441,25 @@ async def _work(procedure: Procedure, run: RunningCall) -> None:
 
 
 def _plan(
-    procedure: Procedure, journal: Journal, propose: Steps, then: Steps | None = None
+    procedure: Procedure,
+    journal: Journal,
+    ids: Collection[str | int],
+    propose: Steps,
+    then: Steps | None = None,
 ) -> Plan:
     """Plan from the last view; ``then`` follows it, as far as that is known.
+
+    ``ids`` are those of the named workers, or of all.
 
     Refused steps that do not stop the others are outcomes; the plan has no others then.
     """
     view, found = journal.views[-1], journal.findings[-1]
-    ids = ids_of(procedure.workers, view)
     proposed = list(guards.sort_out(propose(view, ids, found), view))
     later = [] if then is None else list(then(view, ids, found))
     steps = tuple(step for step, no in proposed if no is None)
     refused = tuple(no for _, no in proposed if no is not None)
-    skips = procedure.workers is None and all(
-        no.guard in procedure.skips for no in refused
-    )
-    if steps and skips:
+    chosen = procedure.workers is not None and procedure.then is None
+    if steps and not chosen and all(no.guard in procedure.skips for no in refused):
         journal.outcomes += [
             Outcome(step=no.step, status="skipped", reason=no.reason) for no in refused
         ]

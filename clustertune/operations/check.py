@@ -22,7 +22,7 @@ from clustertune.core import arguments, settings
 from clustertune.core.model import Goal, View
 from clustertune.core.report import Report
 from clustertune.core.wording import seconds_text
-from clustertune.errors import TimedOutError
+from clustertune.errors import IncompleteError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
 from clustertune.monitor.connection import sync
@@ -79,7 +79,7 @@ def check(
         An argument is wrong.
     ConnectionLostError, VersionMismatchError
         The cluster cannot be reached; the text gives the reason.
-    NoWorkersError, IncompleteError
+    NoWorkersError
         The data cannot be read with ``deep=True``.
     TimedOutError
         Not even the workers could be read within the time limit.
@@ -139,6 +139,10 @@ async def diagnose(request: CheckRequest) -> Report:
             text = f"the check did not finish {why}. {remedy}"
             raise TimedOutError(text) from None
         seen.append(replace(seen[-1], unread=(why, remedy)))
+    except IncompleteError as error:  # the checks of the workers show why
+        if not seen:
+            raise
+        seen.append(replace(seen[-1], unread=(f"because {error}", "")))
     view = suitability.chosen(seen[-1])
     found = (*checks.run(view, configured), *plan.unmet_goals(view))
     # for the dashboard page and the metrics

@@ -28,6 +28,7 @@ from clustertune.errors import ClustertuneError
 from clustertune.operations.journal import Journal
 from clustertune.planner import machines
 from clustertune.planner.machines import Workers
+from clustertune.remote.ending import within
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +37,7 @@ logger = logging.getLogger("clustertune")
 
 MAX_SIZE = 16 * 2**20  # bytes of a file
 MAX_TEXT = 500  # characters of an error
+ANSWER = 5.0  # seconds for the file system
 MARK = b'{"clustertune": '  # the start of each line
 LARGEST = 2**63  # larger numbers fit no column of a DataFrame
 LAST = 9e9  # epoch seconds in the year 2255, which pandas can represent
@@ -209,7 +211,10 @@ async def note(make: Callable[[], Record]) -> str:
         if own["enabled"]:
             record = make()
             record = replace(record, label=own["label"] or record.label)
-            await asyncio.to_thread(append, record, file_of(own["path"]))
+            adding = asyncio.to_thread(append, record, file_of(own["path"]))
+            await within(adding, ANSWER)  # a file of a network may never answer
+    except asyncio.TimeoutError:
+        return f"not added to the history: its file did not answer in {ANSWER:g} s"
     except (ClustertuneError, ValueError) as error:
         return f"not added to the history: {error}"
     except Exception as error:  # the finished work must not fail for its record

@@ -33,6 +33,7 @@ from clustertune.operations.journal import Journal
 from clustertune.operations.surviving import FitWatch, Loss
 from clustertune.planner import layouts, suitability
 from clustertune.planner import plan as planner
+from clustertune.remote.ending import within
 
 DROP_SECONDS = 5.0  # in which Dask's memory manager drops surplus replicas
 #: sampled rows of a collection, and of their values with many columns
@@ -187,19 +188,20 @@ class Prepared(ClientContext):
     async def recomputed(self) -> None:
         """Wait until lost partitions are computed again, if that is possible."""
         run = RunningCall(replace(self._call, look=LookOptions(task_seconds=0.0)))
+        looking = run.cluster.look(lambda *_: None)
         try:
             # what cannot be computed again cannot have other values
             with suppress(IncompleteError):
-                await run.cluster.look(lambda *_: None)
+                await within(looking, self._call.timeout)
         except asyncio.TimeoutError as late:
             raise self._late("their values could not be compared") from late
 
     def _late(self, consequence: str) -> TimedOutError:
-        """The error of a look that has waited for lost partitions for too long."""
+        """The error of a look that has waited for partitions for too long."""
         return TimedOutError(
-            "partitions that were lost were not computed again within "
-            f"{seconds_text(self._call.timeout)}, so {consequence}; give prepare a "
-            "longer timeout"
+            "partitions that were lost were not computed again, or others not counted, "
+            f"within {seconds_text(self._call.timeout)}, so {consequence}; give "
+            "prepare a longer timeout"
         )
 
     async def samples(self) -> dict[str, Any]:
@@ -286,17 +288,17 @@ class Prepared(ClientContext):
             A partition is lost, has other rows, is apart from its companions or on
             another worker, or a worker lacks its replica of an eval set.
         TimedOutError
-            Lost partitions were not computed again within the ``timeout`` of the call.
+            Within the ``timeout`` of the call, lost partitions were not computed again,
+            or spilled ones not counted.
         """
         return sync(self.client, self._verify, settle=settle)
 
     async def _verify(self, *, settle: bool) -> Report:
         """Compare the data with the end of the call."""
         run, start = RunningCall(self._call), monotonic()
-        await run.cluster.open(None)
-        seconds = DROP_SECONDS if settle else 0.0
+        looking = _settled(run.cluster, DROP_SECONDS if settle else 0.0)
         try:
-            now = suitability.chosen(await _settled(run.cluster, seconds))
+            now = suitability.chosen(await within(looking, self._call.timeout))
         except IncompleteError as gone:
             raise VerificationError(f"looking again found: {gone}") from gone
         except asyncio.TimeoutError as late:
@@ -305,7 +307,8 @@ class Prepared(ClientContext):
         # memory is not compared: other work may have taken some since
         was = self._journal.views[-1]
         lost = planner.lost_rows(was, now)
-        moved = (*planner.separations(was, now), *planner.moves(was, now))
+        uncounted = planner.uncounted_rows(was, now)
+        moved = (*uncounted, *planner.separations(was, now), *planner.moves(was, now))
         wrong = "; ".join((*lost, *moved))
         status = "failed" if wrong else "fine"
         report = run.journal.report(status, monotonic() - start, wrong)
@@ -409,6 +412,7 @@ def _sampled(collection: CollectionInfo) -> dict[Any, list[int]]:
 
 async def _settled(cluster: LiveCluster, seconds: float) -> View:
     """Look until Dask's memory manager has dropped surplus replicas, or for so long."""
+    await cluster.open(None)
     end = monotonic() + seconds
     while True:
         view = await cluster.look(lambda *_: None)

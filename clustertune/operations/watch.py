@@ -195,6 +195,11 @@ class Monitor(ClientContext):
         self.interval: float | None = None
         if interval is not None:
             self.interval = arguments.duration("interval", interval)
+            if self.interval > LONGEST:
+                raise ValueError(
+                    f"interval={interval!r} must be at most {seconds_text(LONGEST)}: "
+                    "the scheduler keeps changes of workers for twice as long"
+                )
         self.window = arguments.duration("window", window)
         self.goal = Goal(workload=libraries.choose(estimator))
         self.unknown_since: float | None = None
@@ -331,8 +336,8 @@ class Monitor(ClientContext):
             self._runs_read = monotonic()
         view, settings = self.view, checks.configured()
         found = checks.run(view, settings)
-        events = self._watch.events(snapshot.time, found)
-        events += await self._worker_events()
+        changes = await self._worker_events()  # may fail, and then no event is lost
+        events = [*self._watch.events(snapshot.time, found), *changes]
         self._events += events
         self._new_events += events
         self._wake()

@@ -62,8 +62,9 @@ def restart_workers(
         Row-aligned collections whose partitions stay together meanwhile. The keys of
         all clients are kept, also those of other collections.
     workers
-        Names or addresses; all by default. Without names, the call skips workers that
-        have no nanny, or versions that forbid to send them code.
+        Names or addresses; all by default. Without names, or with ``if_needed``, the
+        call skips workers that have no nanny, or versions that forbid to send them
+        code.
     max_unavailable
         How many workers may be away at the same time: a number, or a fraction of all,
         such as ``0.25`` or ``"25%"`` (rounded down, at least one). Their keys have to

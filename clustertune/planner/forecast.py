@@ -222,7 +222,7 @@ def peaks(view: View) -> dict[str | int, int]:
 def _held_bounds(view: View, training: Int64s) -> tuple[Float64s, Float64s] | None:
     """Return the least and the most bytes besides the data, by worker as placed."""
     memory = _fit_memory(view, NO_CHANGE)
-    if memory is None:
+    if memory is None or not view.now.workers:
         return None
     trains = training > 0
     found = [

@@ -88,13 +88,13 @@ def requested_partitions(view: View) -> Iterator[Finding]:
 
 
 def unread_data(view: View) -> Iterator[Finding]:
-    """Find data that a check could not read within its time limit.
+    """Find data that a check could not read, or not within its time limit.
 
-    A worker that does not answer, or whose task never ends, keeps its partitions. The
-    checks of the data cannot run without them.
+    A worker that does not answer, or whose task never ends, keeps its partitions. Others
+    are lost, or failed. The checks of the data cannot run without them.
 
-    Remedy: Restart the worker that the finding names, or give ``clustertune.check`` a
-    longer ``timeout``.
+    Remedy: Restart the worker that the finding names, load the data again, or give
+    ``clustertune.check`` a longer ``timeout``.
     """
     if view.unread is not None:
         why, remedy = view.unread
@@ -198,9 +198,21 @@ def lost_rows(before: View, after: View) -> tuple[str, ...]:
     found: list[str] = []
     for old, new in zip(before.layouts, after.layouts, strict=True):
         found += _lost(old, new)
-        if old.aligned and not new.aligned:
+        known = all(m.rows is not None for m in new.collections)
+        if known and old.aligned and not new.aligned:
             found.append(f"{new.label}: row boundaries differ, and they agreed before")
     return tuple(found)
+
+
+def uncounted_rows(before: View, after: View) -> tuple[str, ...]:
+    """Return of which collections the rows were known, and are not any more."""
+    was = {m.label: m for x in before.layouts for m in x.collections}
+    return tuple(
+        f"rows of {m.label} were known before and cannot be counted now"
+        for x in after.layouts
+        for m in x.collections
+        if m.rows is None and m.label in was and was[m.label].rows is not None
+    )
 
 
 def separations(before: View, after: View) -> tuple[str, ...]:
@@ -304,10 +316,7 @@ def _changed_rows(
 
     ``times`` is the expected ratio of row counts, because eval sets may be replicated.
     """
-    if was.rows is None:
-        return
-    if now.rows is None:
-        yield f"rows of {now.label} were known before and cannot be counted now"
+    if was.rows is None or now.rows is None:
         return
     if was.keys == now.keys and not np.array_equal(was.rows, now.rows):
         yield f"partitions of {now.label} have other rows than before"

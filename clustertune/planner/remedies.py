@@ -187,11 +187,17 @@ def resize(
     size: dict[str, Literal] = {} if nthreads is None else {"nthreads": nthreads}
     if memory_limit is not None:
         size["memory_limit"] = limit(memory_limit)
-    if all(w.nanny for w in workers):
+    if may_restart(view, workers):
         call = on_workers("resize_workers", names(view, workers), **size)
         return sentence(f"{before}Run ", call)
     options = (f"--{k.replace('_', '-')} {code(value)}" for k, value in size.items())
     return Fix(f"{before}Start these workers again with `{' '.join(options)}`.")
+
+
+def may_restart(view: View, workers: Sequence[WorkerSnapshot]) -> bool:
+    """Whether clustertune can restart all these workers, through their nannies."""
+    each = all(w.nanny and not w.objection for w in workers)
+    return each and view.now.can_restart is None
 
 
 def restart(
@@ -205,12 +211,14 @@ def restart(
 
     ``before`` begins the sentence; ``when`` is the time of the restart.
     """
-    if all(w.nanny for w in workers):
+    if may_restart(view, workers):
         call = on_workers("restart_workers", names(view, workers), **options)
         verb = "run " if before else "Run "
         return sentence(f"{before}{verb}", call, f"{when}, which loses no data.")
     verb = "restart" if before else "Restart"
-    return Fix(f"{before}{verb} the workers with the tool that started them{when}.")
+    why = f" ({view.now.can_restart})" if view.now.can_restart else ""
+    text = f"{verb} the workers with the tool that started them{when}{why}."
+    return Fix(f"{before}{text}")
 
 
 def name_of(label: str) -> str:
@@ -387,8 +395,8 @@ def _more_memory(view: View) -> str:
     """Return a call for more memory: higher limits if the hosts allow, or a worker."""
     workers = view.now.workers
     share, highest = host_share(workers), max(w.memory_limit for w in workers)
-    nannies = all(w.nanny for w in workers)
-    if nannies and not isinstance(share, Unknown) and share > 1.1 * highest:
+    may = may_restart(view, workers)
+    if may and not isinstance(share, Unknown) and share > 1.1 * highest:
         return on_workers("resize_workers", (), memory_limit=limit(share)).remedy
     return scale(view, len(workers) + 1) if view.now.can_scale is None else ""
 

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import clustertune
+from clustertune.actions.cluster.live import LiveCluster
 from clustertune.errors import AlignmentError, CapacityError, RefusedError
 from tests.in_process import gen_cluster
 from tests.processes import soon
@@ -428,6 +429,31 @@ async def test_stopped_after_inputs_were_released(c, s, a, b):
     np.testing.assert_array_equal((await values(c, found))[0], Xn)
     assert all(str(k).startswith("slow") for k in await restricted(s))
     del busy
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_stopped_after_the_work(c, s, a, b, monkeypatch):
+    """The caller gets no result while the report is stored, so the data is published."""
+    Xn = numbers()
+    (X,) = await persisted(c, da.from_array(Xn, chunks=ROWS // 8))
+    storing = asyncio.Event()
+
+    async def keep(self, report, facts=None):
+        storing.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(LiveCluster, "keep", keep)
+    work = asyncio.ensure_future(
+        clustertune.prepare(c, X, rechunk=32, release_inputs=True, progress=False)
+    )
+    await asyncio.wait_for(storing.wait(), 30)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    del X, work
+    (name,) = await c.list_datasets()
+    (found,) = await c.get_dataset(name)
+    np.testing.assert_array_equal((await values(c, found))[0], Xn)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

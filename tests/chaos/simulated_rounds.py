@@ -123,6 +123,7 @@ def _violations(
 ) -> Iterator[str]:
     now = _now(cluster)
     yield from planner.lost_rows(before, now)
+    yield from planner.uncounted_rows(before, now)
     yield from _rows(case, cluster)
     if case.dry_run:
         if cluster.calls:
@@ -199,7 +200,8 @@ def _second_call(
     journal = Journal()
     ended, broken = _call(case, cluster, journal)
     now = _now(cluster)
-    broken = [*broken, *planner.lost_rows(before, now), *_rows(case, cluster)]
+    broken += [*planner.lost_rows(before, now), *planner.uncounted_rows(before, now)]
+    broken += _rows(case, cluster)
     if (
         outcome in ("fine", "done")
         and ended in ("fine", "done")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import dask
@@ -122,6 +123,46 @@ async def test_a_long_read_goes_on_in_tasks(c, s, a, b, monkeypatch):
     assert await classes_of(c, y) == [10 + i for i in range(9)]
     assert begun.counts == [1] * 9
     assert not any(w.transfer_incoming_log for w in (a, b))
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_full_worker_reads_nothing(c, s, a, b):
+    """Reading takes memory, so another worker reads the partitions of a paused one."""
+    y = await labels(c, [a.address, b.address])
+    b.status = Status.paused
+    await soon(lambda: s.workers[b.address].status is Status.paused)
+    s.add_plugin(begun := Inputs(s))
+    assert await classes_of(c, y) == [10 + i for i in range(9)]
+    assert begun.counts == [1] * 3
+
+
+def test_partitions_are_read_in_batches():
+    """Dask can spill what is not read now; a large partition has its own batch."""
+    sizes = [6, 6, 6, 100, 1, 1]
+    found = content._batches(range(6), lambda i: sizes[i] * content.BATCH // 16)
+    assert list(found) == [[0, 1], [2], [3], [4, 5]]
+    assert list(content._batches([], int)) == []
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_look_that_takes_long(c, s, a, b, monkeypatch):
+    """The rows do not wait for it."""
+    monkeypatch.setattr(content, "SECONDS", 0.1)
+    monkeypatch.setattr(content, "LONGER", 0.1)
+    y = await labels(c, [a.address, b.address])
+    read = threading.Event()
+    seen = await placed(c, y, [a.address, b.address])
+    (counted,), answers = await contents.in_memory(
+        c,
+        seen.layouts[0].collections,
+        [a.address, b.address],
+        approved=[a.address, b.address],
+        looks={"y": lambda _: read.wait(60)},
+        task_seconds=0.0,
+    )
+    read.set()
+    assert [*counted.rows] == [11 + i for i in range(9)]
+    assert answers == {}
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

@@ -225,6 +225,19 @@ async def test_deep_of_data_that_cannot_be_read(c, s, a, b):
     assert {"nonfinite_values", "unloaded_data"} <= names(report)
 
 
+@gen_cluster(client=True, nthreads=TWO)
+async def test_data_that_is_lost(c, s, a, b):
+    """It is a finding, beside those of the workers."""
+    failing = c.persist(da.ones(4, chunks=2).map_blocks(_fail, meta=np.ones(0)))
+    await wait(failing, return_when="ALL_COMPLETED")
+    report = await clustertune.check(c, failing)
+    assert report.status == "checked"
+    (finding,) = (f for f in report.found if f.check == "unread_data")
+    assert finding.severity is Severity.critical
+    assert "ZeroDivisionError" in finding.message
+    assert names(report) - {"unread_data"}
+
+
 def test_the_file_of_a_partition(local_cluster, tmp_path):
     """Check and prepare name it, also if Dask would join the reads of columns."""
     _, client = local_cluster(2)

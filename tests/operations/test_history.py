@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -413,6 +414,26 @@ async def test_switched_off(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> N
     with noted_in(tmp_path, enabled=False):
         await clustertune.trim_memory(c)
     assert read(tmp_path / "history.jsonl") == ([], 0)
+
+
+def test_a_file_that_never_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call whose work is done returns."""
+    answered = threading.Event()
+    monkeypatch.setattr(history, "ANSWER", 0.1)
+    monkeypatch.setattr(history, "append", lambda *_: answered.wait(60))
+
+    async def noted() -> str:
+        text = await history.note(
+            lambda: Record(call="prepare", began=0.0, seconds=1.0)
+        )
+        answered.set()  # the loop waits for its threads
+        return text
+
+    with noted_in(tmp_path):
+        text = asyncio.run(noted())
+    assert text == "not added to the history: its file did not answer in 0.1 s"
 
 
 def test_an_unexpected_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

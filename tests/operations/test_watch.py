@@ -18,8 +18,10 @@ from distributed.core import Status
 import clustertune
 from clustertune.core.model import Finding, Severity
 from clustertune.errors import ConnectionLostError
+from clustertune.monitor import monitor as monitor_module
 from clustertune.operations import watch as watcher
 from clustertune.operations.watch import Watch
+from clustertune.remote.scheduler import telemetry
 from tests.in_process import gen_cluster, gen_test
 from tests.processes import process, soon, until, workers_of
 
@@ -102,6 +104,39 @@ async def test_events(c, s, a, b, monkeypatch):
         taken = monitor.take_events()
         assert list(taken) == list(monitor.events)
         assert monitor.take_events() == ()
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_event_outlasts_a_request_that_fails(c, s, a, b, monkeypatch):
+    """What begins at a look whose last request fails is an event of the next one."""
+    monkeypatch.setattr("clustertune.operations.watch.HOLD_SECONDS", 0.0)
+    ask = monitor_module.ask
+    failing = []
+
+    async def failing_ask(client, method, **arguments):
+        if (
+            method == "worker_changes"
+            and len(failing) < 3
+            and a.status.name == "paused"
+        ):
+            failing.append(method)
+            raise ConnectionLostError("gone")
+        return await ask(client, method, **arguments)
+
+    monkeypatch.setattr(monitor_module, "ask", failing_ask)
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        a.memory_manager.memory_pause_fraction = 1e-9
+        a.status = Status.paused
+        await soon(lambda: any(_is_paused(e) for e in monitor.events))
+    assert len(failing) == 3
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_an_interval_beyond_what_the_scheduler_keeps(c, s):
+    """Workers that died between two looks would be forgotten without a word."""
+    with pytest.raises(ValueError, match="must be at most 5 min"):
+        clustertune.Monitor(c, interval="15 minutes")
+    assert 2 * watcher.LONGEST <= telemetry.WATCHED
 
 
 @gen_cluster(client=True, nthreads=TWO)

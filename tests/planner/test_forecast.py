@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import clustertune
 from clustertune.checks.memory import fit_memory
-from clustertune.core.model import Profile, Unknown, View
+from clustertune.core.model import Goal, Profile, Unknown, View
 from clustertune.core.profiles import ByteRange, TrainingShare
 from clustertune.integrations import libraries
 from clustertune.planner import forecast
 from clustertune.planner.forecast import Change, expected_workers
-from tests.builders import layout, view, worker
+from tests.builders import layout, snapshot, view, worker
 from tests.memory_cluster import MemoryCluster
 from tests.operations.test_loop import run
 from tests.processes import workers_of
@@ -112,6 +112,13 @@ def test_workers_still_to_be_started_are_expected() -> None:
     assert expected_workers(view(n_workers=5)) == 5
     assert expected_workers(view(n_workers=1)) == 2
     assert expected_workers(view(n_workers=5, goal_workers=[0])) == 1
+
+
+def test_no_worker_has_no_peak() -> None:
+    """The last worker has ended, and its data can be computed again."""
+    ended = replace(view([worker()], [layout([1], [0])]), snapshots=(snapshot(()),))
+    profile = libraries.choose("xgboost")
+    assert forecast.peaks(replace(ended, goal=Goal(workload=profile))) == {}
 
 
 def test_peaks_are_of_the_data_where_it_lies() -> None:

@@ -32,6 +32,7 @@ from clustertune.planner.plan import (
     lost_rows,
     moves,
     requested_partitions,
+    uncounted_rows,
     unloaded_data,
 )
 from tests.builders import broken_promises, layout, snapshot, view, worker
@@ -450,6 +451,15 @@ def test_rows_that_changed() -> None:
     shuffled = changed(ALL_ON_ONE, "y", rows=np.array([10, 10, 20, 0]))
     found = broken_promises(seen(ALL_ON_ONE), seen(shuffled))
     assert found[0] == "partitions of y have other rows than before"
+
+
+def test_rows_that_cannot_be_counted() -> None:
+    """Unknown rows are neither lost nor changed."""
+    after = seen(changed(ALL_ON_ONE, "y", rows=None))
+    assert lost_rows(seen(ALL_ON_ONE), after) == ()
+    text = "rows of y were known before and cannot be counted now"
+    assert uncounted_rows(seen(ALL_ON_ONE), after) == (text,)
+    assert uncounted_rows(after, after) == ()
 
 
 def test_rows_that_changed_on_loading() -> None:

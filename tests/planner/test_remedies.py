@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from clustertune.core.model import OtherVersions
 from clustertune.planner import remedies
 from tests.builders import collection, layout, view, worker
 
@@ -75,3 +76,23 @@ def test_a_random_order_keeps_groups_together() -> None:
     ranked = layout([10, 10], [0, 1], ("X", "y", "qid"))
     assert "keep the rows of each together" in remedies.random_order(ranked)
     assert "permutation(20)" in remedies.random_order(layout([10, 10], [0, 1]))
+
+
+@pytest.mark.parametrize("obstacle", ["manager", "nanny", "versions"])
+def test_no_restart_that_would_be_refused(obstacle: str) -> None:
+    """The user gets the reason of the manager, or the tool that started the workers."""
+    other = worker(1, facts=OtherVersions("it runs Python 3.9"))
+    last = {"nanny": worker(1, nanny=None), "versions": other}.get(obstacle, worker(1))
+    seen = view([worker(0), last])
+    if obstacle == "manager":
+        now = replace(seen.now, can_restart="a gateway ends a worker; scale instead")
+        seen = replace(seen, snapshots=(now,))
+    for fix in (
+        remedies.restart(seen, seen.now.workers),
+        remedies.resize(seen, seen.now.workers, nthreads=2),
+        remedies.trim(seen, seen.now.workers),
+    ):
+        assert "restart_workers" not in fix.remedy + fix.command
+        assert "resize_workers" not in fix.remedy + fix.command
+    text = remedies.restart(seen, seen.now.workers).remedy
+    assert ("scale instead" in text) == (obstacle == "manager")

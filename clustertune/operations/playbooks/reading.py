@@ -178,7 +178,6 @@ ARGUMENTS: Mapping[str, Check] = {
     "nthreads": arguments.number,
     "on_low_memory": lambda key, x: _word(key, x, ("report", "raise")),
     "rechunk": arguments.cutting,
-    "release_inputs": arguments.flag,
     "timeout": arguments.duration,
     "wait": arguments.duration,
     "workers": lambda key, x: x if x == NAMED else arguments.names(key, x),
@@ -307,6 +306,9 @@ class _Document:
             needed = [n for n, x in known.items() if x.default is Parameter.empty]
             allowed = {name: ARGUMENTS[name] for name in known}
             valid = self.checked(options, where, allowed, *needed)
+            sizes = {"nthreads", "memory_limit"}
+            if step["do"] == "resize" and sizes.isdisjoint(valid or options):
+                self.note(where, "needs nthreads or memory_limit")
             if valid.get("workers") == NAMED and "when" not in given:
                 text = "named means the workers that the condition names: give when"
                 self.note(f"{where}.workers", text)

@@ -7,7 +7,7 @@ pandas are those of the worker, which made the partition.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from types import MappingProxyType
@@ -19,6 +19,8 @@ MOST_CLASSES = 1000  # more different labels than that are no classes
 MOST_TEXTS = 20  # distinct texts that an answer has
 EXACT = 2**53  # floats hold all integers up to this one
 SECONDS = 1.0  # for reading in one call; after it, tasks read on all threads
+LONGER = 2.0  # seconds to wait for the last partitions
+BATCH = 2**24  # bytes of partitions that a thread reads at a time
 
 
 async def in_memory(
@@ -30,23 +32,56 @@ async def in_memory(
     """Rows of each partition, and the answer of the function for its label.
 
     Rows are -1 for a partition that is not in memory: reading a spilled one here would
-    block the event loop. The answer may be None. A thread reads the values.
+    block the event loop. A thread reads values, of a few partitions at a time, so that
+    Dask can spill the others. The answer is None if the time is over, or the memory of
+    the worker is full.
     """
     data = getattr(dask_worker.data, "memory", dask_worker.data)
-    there = [data.get(key) for key in keys]
-    rows = [-1 if partition is None else count_rows(partition) for partition in there]
-    answers: list[dict[str, Any] | None] = [None] * len(there)
-    if looks:
-        wanted = [(looks.get(k), x) for k, x in zip(labels, there, strict=True)]
-        answers = await asyncio.to_thread(_read, wanted, monotonic() + SECONDS)
+    rows = [_rows(data.get(key)) for key in keys]
+    answers: list[dict[str, Any] | None] = [None] * len(keys)
+    known = [i for i, n in enumerate(rows) if n >= 0 and labels[i] in looks]
+    end = monotonic() + SECONDS
+    for some in _batches(known, lambda i: dask_worker.state.tasks[keys[i]].nbytes or 0):
+        left = end - monotonic()
+        if left <= 0 or dask_worker.status.name != "running":
+            break
+        work = asyncio.to_thread(
+            _read, [(looks[labels[i]], data.get(keys[i])) for i in some]
+        )
+        reading = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait([reading], timeout=left + LONGER)
+        if not done:  # of a large partition
+            break
+        for i, answer in zip(some, reading.result(), strict=True):
+            answers[i] = answer
     return list(zip(rows, answers, strict=True))
 
 
-def _read(wanted: Iterable[tuple[Any, Any]], end: float) -> list[dict[str, Any] | None]:
+def _rows(partition: Any) -> int:
+    return -1 if partition is None else count_rows(partition)
+
+
+def _batches(
+    numbers: Iterable[int], nbytes: Callable[[int], int]
+) -> Iterator[list[int]]:
+    batch: list[int] = []
+    total = 0
+    for number in numbers:
+        size = nbytes(number)
+        if batch and total + size > BATCH:
+            yield batch
+            batch, total = [], 0
+        batch.append(number)
+        total += size
+    if batch:
+        yield batch
+
+
+def _read(wanted: Iterable[tuple[Any, Any]]) -> list[dict[str, Any] | None]:
     answers: list[dict[str, Any] | None] = []
     for look, partition in wanted:
         answer = None
-        if look is not None and partition is not None and monotonic() < end:
+        if partition is not None:
             with suppress(Exception):  # the task that reads it next has the error
                 answer = look(partition)
         answers.append(answer)
