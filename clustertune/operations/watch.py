@@ -41,6 +41,7 @@ from clustertune.remote.ending import end_tasks, within
 
 logger = logging.getLogger("clustertune")
 
+LONGEST = 300.0  # seconds between two looks: half the time that changes are kept
 MAX_SNAPSHOTS = 3600
 MAX_EVENTS = 1000
 LOOK_SECONDS = 60.0  # time limit of a look
@@ -144,8 +145,8 @@ class Monitor(ClientContext):
     client
         A connected client, synchronous or asynchronous.
     interval
-        Seconds between two looks, or a duration; by default the interval of heartbeats,
-        and at least one second.
+        Seconds between two looks, or a duration; at most 5 minutes. By default the
+        interval of heartbeats, and at least one second.
     window
         Seconds, or a duration: for how long snapshots are kept.
     estimator

@@ -90,8 +90,8 @@ def requested_partitions(view: View) -> Iterator[Finding]:
 def unread_data(view: View) -> Iterator[Finding]:
     """Find data that a check could not read, or not within its time limit.
 
-    A worker that does not answer, or whose task never ends, keeps its partitions. Others
-    are lost, or failed. The checks of the data cannot run without them.
+    A worker that does not answer, or whose task never ends, keeps its partitions.
+    Others are lost, or failed. The checks of the data cannot run without them.
 
     Remedy: Restart the worker that the finding names, load the data again, or give
     ``clustertune.check`` a longer ``timeout``.

@@ -433,7 +433,7 @@ async def test_stopped_after_inputs_were_released(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_stopped_after_the_work(c, s, a, b, monkeypatch):
-    """The caller gets no result while the report is stored, so the data is published."""
+    """The caller gets no result while the report is stored; the data is published."""
     Xn = numbers()
     (X,) = await persisted(c, da.from_array(Xn, chunks=ROWS // 8))
     storing = asyncio.Event()
