@@ -25,7 +25,13 @@ from clustertune.actions import release as releasing
 from clustertune.actions import restart as restarting
 from clustertune.core.model import Notify, Step, View
 from clustertune.core.sections import headlines
-from clustertune.core.wording import bytes_text, names_text, printable, rounds_text
+from clustertune.core.wording import (
+    bytes_text,
+    names_text,
+    printable,
+    rounds_text,
+    workers_text,
+)
 from clustertune.errors import ClustertuneError, ConnectionLostError
 from clustertune.integrations.libraries.boosting import Checkpoint
 from clustertune.monitor import monitor
@@ -290,11 +296,18 @@ class FitWatch:
         self._restarted.update(addresses)
 
         def steps(view: View, *_: object) -> Iterator[Step]:
-            ids = {w.id for w in view.now.workers if w.address in addresses}
-            if drop_data:  # each apart: a nanny that is silent too stops its own only
-                each = (releasing.drops(view, {id}, whole=False) for id in ids)
-                return chain.from_iterable(each)
-            return restarting.steps(view, ids, wait=0.0, end_tasks=True)
+            there = [w for w in view.now.workers if w.address in addresses]
+            if not drop_data:
+                ids = {w.id for w in there}
+                return restarting.steps(view, ids, wait=0.0, end_tasks=True)
+            # nothing computes scattered keys again, and a frozen process may go on
+            kept = [w.id for w in there if not w.held_data or w.held_data.scattered]
+            if kept:
+                logger.warning("%s with scattered data: kept", workers_text(kept))
+            # each apart: a nanny that is silent too stops its own only
+            ids = {w.id for w in there}.difference(kept)
+            each = (releasing.drops(view, {id}, whole=False) for id in ids)
+            return chain.from_iterable(each)
 
         procedure = Procedure(
             client=self.client,

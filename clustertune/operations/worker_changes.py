@@ -28,7 +28,7 @@ REASONS = {
     "worker-close-gracefully": "it closed itself gracefully, as at its lifetime's end",
     "client-restart": "a client restarted all workers and released all data",
     "client-restart-workers": "a client restarted it",
-    "clustertune-drop": "clustertune restarted all workers without their data",
+    "clustertune-drop": "clustertune restarted it without its data",
     "clustertune-restart": "clustertune restarted it",
     "clustertune-unpark": "clustertune restarted it",
     "clustertune-retire": "retired by clustertune",

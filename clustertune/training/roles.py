@@ -329,7 +329,13 @@ async def _run(request: _Request) -> Roles:
         await stack.enter_async_context(hold(request.client, label="run_roles"))
         assigned = await _assigned(request)
         states = [
-            RoleState(role=role, rank=rank, worker=c.address, id=c.id)
+            RoleState(
+                role=role,
+                rank=rank,
+                worker=c.address,
+                id=c.id,
+                saved=request.states[role][rank] if request.states else None,
+            )
             for role, members in assigned.items()
             for rank, c in enumerate(members)
         ]
@@ -458,5 +464,5 @@ def _settings(
         "synchronous": framework.synchronous,
         "partitions": state.partitions,
         "steps": state.steps,
-        "state": request.states[role][rank] if request.states else None,
+        "state": state.saved,
     }

@@ -244,6 +244,22 @@ async def test_a_stuck_worker_without_a_nanny(
         await waiting[1]
 
 
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2, Worker=Nanny)
+async def test_scattered_data_of_a_silent_member_stays(
+    c: Any, s: Any, a: Any, b: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing computes it again; a worker without such data restarts."""
+    first, other = a.worker_address, b.worker_address
+    kept = await c.scatter([1], workers=[first])
+    computed = c.submit(abs, -2, workers=[other])
+    await computed
+    await FitWatch(c)._restart([first, other], drop_data=True)
+    assert first in s.workers
+    assert other not in s.workers
+    assert "scattered data: kept" in caplog.text
+    assert await c.gather(kept) == [1]
+
+
 # --- after a loss ---------------------------------------------------------------------
 
 

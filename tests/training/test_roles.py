@@ -599,6 +599,11 @@ def test_another_attempt_continues_from_saved_states(local_cluster: Any) -> None
     assert again.result() == {"worker": [[0, 3], [1, 6]]}
     assert [pickle.loads(x) for x in saved(again)[:1]] == [6]
     assert run_roles(client, {"worker": (1, has_state)}).result() == {"worker": [None]}
+    # an attempt that is lost before its first save does not forget earlier states
+    seven = {"worker": [pickle.dumps(7)]}
+    kept = run_roles(client, {"worker": (1, has_state)}, states=seven)
+    assert kept.result() == {"worker": [7]}
+    assert kept.states == seven
 
 
 def saved(roles: Any) -> Any:

@@ -113,6 +113,7 @@ class Lease:
         self.remaining = remaining
         self.token = ""
         self.opened = False  # whether the scheduler plugin is installed
+        self.silent = False  # whether the scheduler did not answer a request
         #: keys that workers lost during the lease, and keys that are not computed again
         #: yet, by address, without those of jobs; None: unknown
         self.lost: dict[str, tuple[int, int]] | None = {}
@@ -199,13 +200,13 @@ class Lease:
 
     async def quietly(self, method: str, **arguments: Any) -> None:
         """Send a request that cleans up; ignore a scheduler that has ended."""
-        if self.client.status != "running" or not self.opened:
+        if self.client.status != "running" or self.silent or not self.opened:
             return
         request = monitor.ask(self.client, method, **arguments)
         try:
             await within(request, LANDING)
         except (ConnectionLostError, asyncio.TimeoutError) as error:
-            self.opened = False  # later requests would wait as long
+            self.silent = True  # later requests would wait as long
             logger.info("clustertune could not %s: %r", method, error)
         # any error: it must not hide the error of the call
         except Exception as error:  # noqa: BLE001
@@ -256,7 +257,7 @@ class Lease:
             logger.info("clustertune could not stop a job: %r", error)
             return
         asked = {"job": name, "wait": WAIT, "stop": True}
-        while self.opened and (seconds := end - monotonic()) > 0:
+        while not self.silent and (seconds := end - monotonic()) > 0:
             try:
                 work = self.ask("progress", **asked)
                 state = await within(work, seconds)

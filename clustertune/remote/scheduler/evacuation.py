@@ -72,11 +72,11 @@ class HeldKeys:
         moved, copied = [], []
         async for key in in_turns([*self.away, *self.copied]):
             holders = self.holders(key)
-            if key in self.copied:
-                if holders:
-                    copied.append((key, address))
-            elif holders and holders <= self.targets | {address}:
-                moved.append((key, address))
+            if not holders:
+                continue
+            ours = key in self.away and holders <= self.targets | {address}
+            # another holder may be frozen or restarting, or have copied it meanwhile
+            (moved if ours else copied).append((key, address))
         return moved, copied
 
     def nbytes(self) -> int:
@@ -274,7 +274,8 @@ class Evacuation:
         parked = self.parking.worker
         if parked is not None:
             return {parked.address: float("inf")} if self.parking.is_open() else {}
-        others = {ws.address: ws for ws in self.scheduler.running if ws is not worker}
+        running = [ws for ws in self.scheduler.running if ws is not worker]
+        others = {w.address: w for w in running if not is_late(w, self.scheduler)}
         return {
             address: free_bytes(others[address], most)
             for address, most in self.process_limits.items()

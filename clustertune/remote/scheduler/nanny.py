@@ -23,7 +23,7 @@ from distributed.core import Status
 
 from clustertune.core.wording import plural
 from clustertune.remote.ending import end_tasks, within
-from clustertune.remote.scheduler.state import PARKING_PREFIX, identity
+from clustertune.remote.scheduler.state import PARKING_PREFIX, identity, is_only_on
 from clustertune.remote.worker.park import read
 
 logger = logging.getLogger("distributed.clustertune")
@@ -354,26 +354,35 @@ class Parking:
         wanted = {"what": what, **arguments}
         return await call(self.scheduler, address, self.code, wanted, seconds)
 
-    def alone(self, lost: Container[Any] = ()) -> int:
-        """Count the keys that only the parking worker has, except ``lost`` ones."""
+    def alone(self, lost: Container[Any] = (), process: Any = None) -> int:
+        """Count the keys that only the parking worker has, except ``lost`` ones.
+
+        The worker's new ``process`` counts as another holder in any state.
+        """
         held = self.worker.has_what if self.is_open() else ()
-        return sum(len(ts.who_has) == 1 and ts.key not in lost for ts in held)
+        scheduler, worker = self.scheduler, self.worker
+        return sum(
+            ts.key not in lost and is_only_on(ts, worker, scheduler, process)
+            for ts in held
+        )
 
     async def close(
         self,
         unsendable: str = "",
         lost: Container[Any] = (),
+        process: Any = None,
         *,
         at_once: bool = False,
     ) -> str:
         """Close the parking worker; if it has the only copy of keys, report that.
 
         ``unsendable`` names those keys if they cannot be sent. ``lost`` keys may be
-        lost with it. ``at_once``: a former process does not wait for its tasks.
+        lost with it, and ``process`` is the worker's new one. ``at_once``: a former
+        process does not wait for its tasks.
         """
         if not self.is_open():
             return ""
-        alone = self.alone(lost)
+        alone = self.alone(lost, process)
         kind = "its former process" if self.nanny else "the parking worker"
         verb = "is" if alone == 1 else "are"
         where = f"{plural(alone, 'key')} {verb} still on {kind} {self.worker.name}"

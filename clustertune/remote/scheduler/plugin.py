@@ -3,7 +3,7 @@
 It keeps the lease and the holds, runs the jobs (moves and restarts), answers requests
 about keys and workers, and keeps schedules, run history, the last report and the data
 of the dashboard page. It makes no decisions. Clients send requests to its handler, in
-msgpack. After the installation they send no code.
+msgpack and without code, except the pickled functions that nannies run.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from time import monotonic, time
 from typing import Any
 
 from distributed.core import Status
+from distributed.versions import get_versions
 
 from clustertune.core.rules import NO_NANNY
 from clustertune.remote.keys import KeyRange, Places, batches, drained, in_turns
@@ -43,6 +44,7 @@ from clustertune.remote.scheduler.state import (
     identity,
     is_computable,
     is_parking,
+    other_versions,
     waits_for_gone,
 )
 
@@ -214,7 +216,8 @@ class DataDrop:
         parked = [ws for ws in workers if is_parking(ws.name)]
         hosts = {ws.host for ws in parked}
         near = [ws for ws in self.scheduler.workers.values() if ws.host in hosts]
-        nannies = {ws.nanny for ws in near if ws.nanny}
+        ours = get_versions()["packages"]
+        nannies = {w.nanny for w in near if w.nanny and not other_versions(w, ours)}
         with expecting(self.scheduler, workers):
             return await self._replace(workers, nannies)
 
@@ -238,7 +241,10 @@ class DataDrop:
 
     async def _end_former(self, nanny: str) -> None:
         wanted = {"what": "end", "at_once": True}
-        _, why = await call(self.scheduler, nanny, self.parking, wanted, GRACE)
+        try:
+            _, why = await call(self.scheduler, nanny, self.parking, wanted, GRACE)
+        except Exception as error:  # noqa: BLE001, such as of a class that it lacks
+            why = repr(error)
         if why:
             text = "clustertune: the nanny %s did not end a former process: %s"
             logger.warning(text, nanny, why)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from time import monotonic, time
 from typing import Any
@@ -25,6 +25,7 @@ from distributed.core import Status
 
 from clustertune.core.rules import USABLE, restart_refusal
 from clustertune.core.wording import plural
+from clustertune.remote.ending import within
 from clustertune.remote.keys import Places
 from clustertune.remote.scheduler.bindings import bound_to, follow, take_tasks_back
 from clustertune.remote.scheduler.evacuation import (
@@ -59,6 +60,7 @@ from clustertune.remote.scheduler.state import (
     begun_work,
     counted_bytes,
     identity,
+    is_only_on,
     is_parking,
     shuffles,
     still_busy,
@@ -90,9 +92,7 @@ class WorkerRestart:
     retire
         Close the worker instead of restarting it. Its keys stay on the others.
     parking
-        The pickled ``park.act``, which tests whether keys can be sent, and starts a
-        second process or a parking worker in the nanny. Empty: the keys move to other
-        workers.
+        The pickled ``park.act``. Empty: the keys move to other workers.
     turn
         Lock that prevents two restarts from using the same free memory.
     resizing
@@ -424,7 +424,10 @@ class WorkerRestart:
         if not self.end_tasks:
             return len(worker.has_what)
         lost = self.unsendable.staying
-        return sum(len(t.who_has) == 1 and t.key not in lost for t in worker.has_what)
+        return sum(
+            t.key not in lost and is_only_on(t, worker, self.scheduler)
+            for t in worker.has_what
+        )
 
     def _is_over(self) -> bool:
         """Whether the job was stopped, or the caller's time is over."""
@@ -443,14 +446,15 @@ class WorkerRestart:
     async def _close(self, worker: Any) -> str:
         if not self._is_registered(worker):
             return ""
-        closed = await self.scheduler.retire_workers(
+        closing = self.scheduler.retire_workers(
             workers=[self.address],
             close_workers=True,
             remove=True,
             stimulus_id=f"clustertune-retire-{time()}",
         )
-        if self.address in closed:
-            return ""
+        with suppress(asyncio.TimeoutError):  # another move of Dask may never end
+            if self.address in await within(closing, self._undo_end() - monotonic()):
+                return ""
         self.not_undone = left = await self._undo(worker)
         return "; ".join(filter(None, ["the scheduler did not close it", left]))
 
@@ -546,18 +550,18 @@ class WorkerRestart:
         staying = self.unsendable.staying
         lost = staying if self.end_tasks else ()
         texts = []
-        if alone := self.parking.alone(lost):
+        if alone := self.parking.alone(lost, self.process):
             back = self.process in self.scheduler.running
             most = 0 if self.resizing is None else self.resizing.most
             limits = {self.process.address: most} if back else self.process_limits
             wanted = await self.evacuation.away_from_parking(limits, staying)
             policy = MovePolicy(wanted, limits, ())  # the replicas there end with it
             await self._move_back(policy)
-            moved = alone - self.parking.alone(lost)
+            moved = alone - self.parking.alone(lost, self.process)
             if moved and not back:
                 texts = [f"{plural(moved, 'key')} moved to other workers"]
         why, at_once = str(self.unsendable), self.end_tasks
-        texts.append(await self.parking.close(why, lost, at_once=at_once))
+        texts.append(await self.parking.close(why, lost, self.process, at_once=at_once))
         return "; ".join(filter(None, texts))
 
     async def _move_back(self, policy: MovePolicy) -> None:

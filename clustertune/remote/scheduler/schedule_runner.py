@@ -32,10 +32,10 @@ from clustertune.remote.scheduler.state import (
     id_of,
     is_parking,
     memory_of,
+    other_versions,
     training_workers,
 )
 from clustertune.remote.scheduler.survey import held_data
-from clustertune.remote.ship import objections
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -200,7 +200,7 @@ class ScheduleRunner:
             there = {id: ws for id, ws in there.items() if reasons[id]}
         ours = get_versions()["packages"]
         whether = {
-            id: rules.restart_refusal(nanny=bool(ws.nanny)) or _other_version(ws, ours)
+            id: rules.restart_refusal(nanny=bool(ws.nanny)) or other_versions(ws, ours)
             for id, ws in there.items()
         }
         refused = {id: why for id, why in whether.items() if why}
@@ -415,16 +415,6 @@ class ScheduleRunner:
         event = {"action": "schedule", "id": schedule.name, "state": state}
         event |= {k: schedule.terms[k] for k in ("owner", "reason")}
         self.scheduler.log_event(TOPIC, event | dict(more or {}))
-
-
-def _other_version(worker: Any, ours: Mapping[str, Any]) -> str:
-    """Return why a worker's nanny gets no code, or "".
-
-    The code comes from a client with the versions of the scheduler. Workers send their
-    versions when they join.
-    """
-    theirs = worker.versions.get("packages", {})
-    return "; ".join(f"it {why}" for why in objections(ours, theirs, "the scheduler"))
 
 
 def _operation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import time
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from distributed.scheduler import heartbeat_interval
 
 from clustertune.core import rules
 from clustertune.core.wording import plural
+from clustertune.remote.ship import objections
 
 PARKING_PREFIX = "clustertune-parking-"  # of the names of parking workers
 WAITING = ("waiting", "no-worker", "queued")
@@ -62,6 +64,28 @@ def is_late(worker: Any, scheduler: Any) -> bool:
     """
     late = max(LATE, 3 * heartbeat_interval(len(scheduler.workers)))
     return bool(time() - worker.last_seen > late)
+
+
+def is_only_on(ts: Any, worker: Any, scheduler: Any, *others: Any) -> bool:
+    """Whether a key would be lost, or not readable, without a worker that has it.
+
+    Its other holders are paused, frozen or restarting. ``others`` count in any state.
+    """
+    return not any(
+        ws in others or (ws in scheduler.running and not is_late(ws, scheduler))
+        for ws in ts.who_has
+        if ws is not worker
+    )
+
+
+def other_versions(worker: Any, ours: Mapping[str, Any]) -> str:
+    """Return why a worker's nanny gets no code, or "".
+
+    The code comes from a client with the versions of the scheduler. Workers send their
+    versions when they join.
+    """
+    theirs = worker.versions.get("packages", {})
+    return "; ".join(f"it {why}" for why in objections(ours, theirs, "the scheduler"))
 
 
 # --- memory ---------------------------------------------------------------------------

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from distributed import Client, wait
 
-from clustertune.actions.cluster.lease import Lease
+from clustertune.actions.cluster import lease as leases
+from clustertune.actions.cluster.lease import Computing, Lease
+from clustertune.collections import graphs
 from clustertune.errors import ConnectionLostError, LeaseHeldError
 from clustertune.monitor import monitor
 from clustertune.remote import keys
@@ -157,3 +159,24 @@ async def test_a_plan_that_waits_does_not_run(c: Any, s: Any, a: Any, b: Any) ->
         with pytest.raises(LeaseHeldError, match="plan runs on this cluster: one"):
             async with lease.held("two", quietly, patience=0.0):
                 raise AssertionError
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_request_without_an_answer_keeps_no_lease(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that was busy for a while still gets the lease back."""
+    monkeypatch.setattr(leases, "LANDING", 0.2)
+    lease = await opened(c)
+    answered = asyncio.Event()
+
+    async def unpin(**_: Any) -> None:
+        await answered.wait()
+
+    monkeypatch.setitem(s.plugins[NAME].requests, "unpin", unpin)
+    graph = graphs.constants("qid", [[1], [2, 3]], [a.address, b.address])
+    async with lease.held("prepare", quietly):
+        await Computing(lease).partitions(graph, quietly, "counting")
+        assert s.plugins[NAME].lease.current is not None
+    answered.set()
+    await soon(lambda: s.plugins[NAME].lease.current is None)

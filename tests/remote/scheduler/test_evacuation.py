@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from distributed import wait
+from distributed.core import Status
 
 from clustertune.remote.scheduler.evacuation import (
     Evacuation,
     HeldKeys,
     NotEnoughMemory,
 )
+from clustertune.remote.scheduler.nanny import Parking
 from tests.in_process import gen_cluster
 
 HOSTS = [("127.0.0.1", 1), ("127.0.0.2", 1), ("127.0.0.1", 1)]
@@ -69,3 +71,44 @@ async def test_a_replica_on_a_silent_worker_does_not_count(
     )
     targets = await evacuation.assign(s.workers[a.address])
     assert targets == [(future.key, near.address)]
+
+
+@gen_cluster(client=True, nthreads=HOSTS)
+async def test_a_silent_worker_gets_no_keys(
+    c: Any, s: Any, a: Any, b: Any, near: Any
+) -> None:
+    """It would take none, and it is the emptiest, so every round would choose it."""
+    await c.amm.stop()
+    sent = await c.scatter(list(range(4)), hash=False, workers=[a.address])
+    near.periodic_callbacks["heartbeat"].stop()
+    s.workers[near.address].last_seen -= 60
+    evacuation = Evacuation(
+        s,
+        a.address,
+        {},
+        {b.address: 10**12, near.address: 2 * 10**12},
+        SimpleNamespace(worker=None),
+        HeldKeys(s, a.address),
+    )
+    targets = await evacuation.assign(s.workers[a.address])
+    assert sorted(targets) == sorted((future.key, b.address) for future in sent)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_keys_of_a_former_process(c: Any, s: Any, a: Any, b: Any) -> None:
+    """A holder that restarts, or is paused, keeps a key for nobody else."""
+    await c.amm.stop()
+    (future,) = await c.scatter([1], workers=[a.address])
+    await c.replicate([future], workers=[a.address, b.address])
+    parking, other = Parking(s, b""), s.workers[b.address]
+    parking.worker = s.workers[a.address]
+    assert parking.alone() == 0
+    for status in (Status.closing_gracefully, Status.paused):
+        s.handle_worker_status_change(status, other, "test")
+        assert parking.alone() == 1
+        assert parking.alone([future.key]) == 0
+        assert parking.alone(process=other) == 0
+    s.handle_worker_status_change(Status.running, other, "test")
+    s.workers[b.address].last_seen -= 60
+    b.periodic_callbacks["heartbeat"].stop()
+    assert parking.alone() == 1

@@ -130,3 +130,16 @@ async def test_keys_return_after_moves_of_dask(
     assert await work._bring_home(a.address) == ""
     assert {ts.key for ts in s.workers[a.address].has_what} == {f.key for f in kept}
     assert await c.gather(kept) == [1, 2, 3]
+
+
+@gen_cluster(**TWO)
+async def test_a_retirement_beside_a_move_that_never_ends(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for the scheduler is limited, and the worker is as before."""
+    work = WorkerRestart(s, ManagerHold(s), a.address, {}, {b.address: 0}, 1, 0.5, True)
+    monkeypatch.setitem(WorkerRestart._undo_end.__globals__, "GRACE", 0.5)
+    async with s._replica_lock(("test", object())):
+        assert "did not close it" in await asyncio.wait_for(work.run(), 20)
+    assert s.workers[a.address].status is Status.running
+    assert work.state()["unchanged"]

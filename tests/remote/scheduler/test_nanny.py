@@ -178,3 +178,12 @@ async def test_a_cluster_object_that_reads_all_workers_anew() -> None:
         await soon(lambda: len(known()) == 2)
         assert sorted(known()) == sorted(scheduler.workers)
         assert not cluster._watch_worker_status_task.done()
+
+
+@gen_cluster(**ONE)
+async def test_a_nanny_that_cannot_read_the_code(c: Any, s: Any, nanny: Any) -> None:
+    """The drop goes on; the log has the reason."""
+    drop = DataDrop(s, c.id, True, None, 0, 10, b"no pickle")
+    with captured_logger("distributed.clustertune") as log:
+        await drop._end_former(nanny.address)
+    assert f"the nanny {nanny.address} did not end a former process: " in log.getvalue()

@@ -207,6 +207,24 @@ async def test_left_and_moved_to_others(c: Any, s: Any, *nannies: Any) -> None:
     assert [int(v[0]) for v in await c.gather(kept)] == list(range(5))
 
 
+@gen_cluster(**ONE | {"nthreads": [("127.0.0.1", 1)] * 2})
+async def test_a_replica_that_does_not_count(c: Any, s: Any, *nannies: Any) -> None:
+    """A worker has its replica again, if the other holder may get no keys."""
+    await c.amm.stop()
+    first, other = (nanny.worker_address for nanny in nannies)
+    some = [np.full(10, i) for i in range(5)]
+    kept = await c.scatter(some, hash=False, workers=[first])
+    await c.replicate(kept, n=2)
+    work = WorkerRestart(
+        s, ManagerHold(s), first, {}, {}, 10, 30, parking=ship.pickled(park.act)
+    )
+    assert await work.run() == ""
+    there = {ts.key for ts in s.workers[work.new_address].has_what}
+    assert {future.key for future in kept} <= there
+    assert list(s.workers[other].has_what)
+    assert {*s.workers} == {other, work.new_address}
+
+
 @gen_cluster(**ONE)
 async def test_checks_while_it_is_there(c: Any, s: Any, nanny: Any) -> None:
     """Checks do not report it as a worker without nanny, limit or work."""
