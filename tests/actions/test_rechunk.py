@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,14 @@ from hypothesis import strategies as st
 
 from clustertune import checks
 from clustertune.actions import ACTIONS, rechunk
-from clustertune.core.model import Layout, Step, View
+from clustertune.core.model import (
+    Layout,
+    Result,
+    Step,
+    View,
+    attach_result,
+    attached_result,
+)
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import layouts
 from clustertune.planner import plan as planner
@@ -317,3 +325,25 @@ def test_a_new_partition_that_is_joined_of_many() -> None:
     (step,) = proposed(view(small, [data], rechunk=60))
     with pytest.raises(CapacityError):
         proposed(view(small, [data], rechunk=2))
+
+
+def test_a_move_that_is_stopped_after_a_cut() -> None:
+    """The step counts collections, and its bytes are those of both."""
+
+    class Stopped:
+        async def rechunk(self, *_: object) -> Result:
+            return Result(nbytes=5, count=1, details="cut")
+
+        async def move(self, *_: object) -> Result:
+            error = TimeoutError()
+            attach_result(error, Result(nbytes=7, count=40, not_done="on their way"))
+            raise error
+
+    (step,) = proposed(view(two(), [unlike([10] * 8, [20] * 4, homes=0)]))
+    cluster: Any = Stopped()
+    with pytest.raises(TimeoutError) as caught:
+        asyncio.run(rechunk.enact(step, cluster, lambda *_: None))
+    known = attached_result(caught.value)
+    assert known is not None
+    assert (known.nbytes, known.count, known.details) == (12, 1, "cut")
+    assert known.not_done == "on their way"
