@@ -197,14 +197,8 @@ class SpecCluster(_Local):
             self.cluster.new_spec = _resized_spec(self.cluster.new_spec, size)
 
     def merge_obstacle(self) -> str | None:
-        """Return that workers are missing, or are started together as a group."""
+        """Return that workers are missing, which may return."""
         kind = type(self.cluster).__name__
-        if any("group" in spec for spec in self.cluster.worker_spec.values()):
-            return (
-                f"{kind} starts the workers of a host together; run "
-                f"`{kind}(..., worker_options={{{{'n_workers': 1, "
-                "'nthreads': {nthreads}}})`"
-            )
         planned, observed = len(self.cluster.plan), len(self.cluster.observed)
         if observed < planned:
             return (

@@ -253,20 +253,6 @@ def test_managers() -> None:
         list(scale.merges(view(snapshots=[moment])))
 
 
-def test_workers_that_start_together() -> None:
-    """A cluster object that starts a group of them would start all again."""
-
-    class Grouped:
-        def __init__(self, **spec: Any) -> None:
-            self.worker_spec = {0: spec}
-
-    together: Any = Grouped(group=["-0", "-1"])
-    reason = SpecCluster(together).merge_obstacle()
-    assert reason is not None
-    line = "`Grouped(..., worker_options={'n_workers': 1, 'nthreads': 2})`"
-    assert reason.format(nthreads=2, memory_limit="1 MiB").endswith(line)
-
-
 def test_a_worker_that_is_missing(local_cluster: Any) -> None:
     """It may return with its threads, so the others are not merged yet."""
     local, client = local_cluster(3, memory_limit="1 GiB")
