@@ -390,24 +390,16 @@ class Saturn(_Served):
     def resize_obstacle(
         self, size: WorkerSize, workers: Sequence[WorkerSnapshot]
     ) -> str | None:
-        """Return why these workers cannot have more threads or memory.
-
-        A worker is a machine of one size, and only a new cluster has another size.
-        """
-        wanted = {"n_workers": str(len(workers))}
-        if any((size.memory_limit or 0) > w.memory_limit for w in workers):
-            wanted["worker_size"] = '"NAME"'
-        if any((size.nthreads or 0) > w.nthreads for w in workers):
-            wanted["nthreads"] = str(size.nthreads)
-        if len(wanted) == 1:
+        """Return that only a new cluster has more threads or memory."""
+        threads, limit = size.nthreads or 0, size.memory_limit or 0
+        if all(threads <= w.nthreads and limit <= w.memory_limit for w in workers):
             return None
-        call = ", ".join(f"{name}={value}" for name, value in wanted.items())
-        names = "; dask_saturn.describe_sizes() has the names"
         return (
-            "Saturn Cloud gives no running worker more threads or memory. Write the "
+            "Saturn Cloud gives no running worker more threads or memory; write the "
             "data with X.to_parquet(PATH) or X.to_zarr(PATH), because all data in "
-            f"memory will be lost. Then run `cluster = cluster.reset({call})`"
-            f"{names if 'worker_size' in wanted else ''}"
+            "memory will be lost, then run `cluster = cluster.reset(n_workers="
+            f'{len(workers)}, worker_size="NAME", nthreads='
+            f"{threads or workers[0].nthreads})` (names: dask_saturn.describe_sizes())"
         )
 
 
