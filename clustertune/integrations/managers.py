@@ -46,12 +46,11 @@ class Adapter:
             return (
                 "this client has only the scheduler's address and no cluster object, "
                 f"so it cannot scale; run cluster.scale({n_workers}) where the cluster "
-                "was made, then call prepare without n_workers"
+                "was made, and wait for the workers"
             )
         return (
             f"clustertune has no adapter for {type(self.cluster).__name__}; run "
-            f"cluster.scale({n_workers}), wait for the workers, then call prepare "
-            "without n_workers"
+            f"cluster.scale({n_workers}) and wait for the workers"
         )
 
     async def scale(self, n_workers: int, there: int) -> None:
@@ -148,8 +147,7 @@ class _Local(_OneSize):
             address = self.cluster.scheduler_address
             return (
                 f"this {type(self.cluster).__name__} was made with a fixed list of "
-                f"workers; start more with `dask worker {address}`, then call prepare "
-                "without n_workers"
+                f"workers; start more with `dask worker {address}`, and wait for them"
             )
         return None
 

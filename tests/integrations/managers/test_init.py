@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import clustertune
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import SpecCluster
@@ -59,3 +60,5 @@ def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
     assert managers.find(client.cluster).restart_obstacle() is None
     with pytest.raises(NoWorkersError, match=r"cluster.adapt\(minimum=1, maximum=2\)"):
         client.sync(managers.find(client.cluster).adapt, 1, 2)
+    with pytest.raises(NoWorkersError, match=r"scale\(3\) and wait for the workers$"):
+        clustertune.scale(client, 3)
