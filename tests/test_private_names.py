@@ -86,9 +86,11 @@ CLIENT = {
         "refcount",
     ),
     "cluster": (
+        "_lock",
         "_supports_scaling",
         "new_spec",
         "worker_spec",
+        "workers",
     ),
 }
 

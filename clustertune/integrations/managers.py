@@ -57,6 +57,9 @@ class Adapter:
         """Request workers without waiting; the scheduler has ``there`` workers."""
         raise NoWorkersError(f"n_workers={n_workers}: {self.obstacle(n_workers)}")
 
+    async def correct_state(self) -> None:
+        """Start planned workers again that have ended, if the manager does not."""
+
     async def bounds(self) -> Bounds | Unknown | None:
         """Return the bounds of adaptive scaling; None: it is off."""
         return None
@@ -178,11 +181,15 @@ class SpecCluster(_Local):
         ``there`` includes workers that the cluster object did not start, but the
         object's ``scale`` does not count them.
         """
-        plan = self.cluster.plan
-        coming = len(plan) - len(plan & self.cluster.observed)
+        coming = len(self.cluster.plan - self.cluster.observed)
         missing = n_workers - there - coming
+        _drop_ended(self.cluster, max(0, -missing))
         if missing > 0:
-            await _answer(self.cluster.scale(len(plan) + missing))
+            await _answer(self.cluster.scale(len(self.cluster.worker_spec) + missing))
+
+    async def correct_state(self) -> None:
+        """Start and close workers as planned; Dask does so only in ``scale``."""
+        await _answer(self.cluster.scale(len(self.cluster.worker_spec)))
 
     def resized(self, id: str | int, size: WorkerSize) -> None:
         """Start this worker with this size, and new workers once all have it."""
@@ -195,9 +202,10 @@ class SpecCluster(_Local):
             self.cluster.new_spec = _resized_spec(self.cluster.new_spec, size)
 
     def merge_obstacle(self) -> str | None:
-        """Return that workers are missing, which may return."""
+        """Return that planned workers are missing, which may return."""
         kind = type(self.cluster).__name__
-        planned, observed = len(self.cluster.plan), len(self.cluster.observed)
+        planned = len(self.cluster.plan - _ended(self.cluster))
+        observed = len(self.cluster.observed)
         if observed < planned:
             return (
                 f"only {observed} of {planned} workers of the {kind} run; the others "
@@ -208,9 +216,10 @@ class SpecCluster(_Local):
     async def retired(self, id: str | int) -> None:
         """Remove the worker, or the next ``scale`` would start it again."""
         if self.cluster.worker_spec.pop(id, None) is not None:
+            _drop_ended(self.cluster)
             self._skip_name(id)
             self._use_common_size()
-            await _answer(self.cluster.scale(len(self.cluster.worker_spec)))
+            await self.correct_state()
 
     def _use_common_size(self) -> None:
         """Give new workers the size of the remaining ones, if all have the same."""
@@ -231,6 +240,23 @@ class SpecCluster(_Local):
             if self.cluster._new_worker_name(number) == id:
                 self.cluster._i = number + 1
                 return
+
+
+def _ended(cluster: Any) -> set[Any]:
+    """Return the planned workers that have ended, and that Dask does not wait for.
+
+    Dask forgets a worker ``lost-worker-timeout`` after it left the scheduler, but keeps
+    its specification, so the next ``scale`` starts it again.
+    """
+    if cluster._lock.locked():  # it is starting or closing workers
+        return set()
+    return set(cluster.worker_spec) - set(cluster.workers) - cluster.observed
+
+
+def _drop_ended(cluster: Any, most: int | None = None) -> None:
+    """Drop the specifications of workers that have ended, at most so many."""
+    for name in list(_ended(cluster))[:most]:
+        del cluster.worker_spec[name]
 
 
 def _resized_spec(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
@@ -256,9 +282,14 @@ class JobQueue(_Local):
         names = self._workers()
         coming = sum(len(mine - self.cluster.observed) for mine in names.values())
         missing = n_workers - there - coming
+        _drop_ended(self.cluster, max(0, -missing))
         if missing > 0:
             jobs = -(-missing // self._per_job())
             await _answer(self.cluster.scale(jobs=len(names) + jobs))
+
+    async def correct_state(self) -> None:
+        """Submit ended jobs again. Dask sees the end only of jobs with one worker."""
+        await _answer(self.cluster.scale(jobs=len(self.cluster.worker_spec)))
 
     async def retired(self, id: str | int) -> None:
         """Cancel the job if this was its last worker."""
@@ -269,7 +300,8 @@ class JobQueue(_Local):
         left = self._workers()[job]
         if not left:
             del self.cluster.worker_spec[job]
-            await _answer(self.cluster.scale(jobs=len(self.cluster.worker_spec)))
+            _drop_ended(self.cluster)
+            await self.correct_state()
 
     def _per_job(self) -> int:
         """Return the workers of a job, as requested or as dask_jobqueue derives."""

@@ -254,7 +254,7 @@ def test_managers() -> None:
 
 
 def test_a_worker_that_is_missing(local_cluster: Any) -> None:
-    """It may return with its threads, so the others are not merged yet."""
+    """It may return with its threads, so the others are not merged before a timeout."""
     local, client = local_cluster(3, memory_limit="1 GiB")
     assert SpecCluster(local).merge_obstacle() is None
     nanny = local.workers[2]
@@ -265,6 +265,10 @@ def test_a_worker_that_is_missing(local_cluster: Any) -> None:
     with pytest.raises(RefusedError, match="only 2 of 3 workers of the LocalCluster"):
         clustertune.merge_workers(client)
     assert sizes(client) == [(1, GIB)] * 2
+    del local.workers[2]  # as Dask does after distributed.deploy.lost-worker-timeout
+    assert clustertune.merge_workers(client).status == "done"
+    assert sizes(client) == [(2, 2 * GIB)]
+    assert len(local.worker_spec) == 1
 
 
 # --- in memory ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import clustertune
 from clustertune import checks, errors
 from clustertune.actions import restart as restarting
 from clustertune.actions import scale
+from clustertune.actions.cluster import workers as on_workers
 from clustertune.core import arguments
 from clustertune.core.model import Bounds, HeldData, Profile, Retire, Unknown
 from clustertune.errors import NoWorkersError, RefusedError
@@ -355,3 +357,36 @@ def test_prepare_to_fit(local_cluster: Any) -> None:
     prepared = clustertune.prepare(client, X, n_workers="fit", estimator="xgboost")
     assert there(client) > 1
     assert not [f for f in prepared.report.left if f.check == "fit_memory"]
+
+
+@pytest.mark.parametrize("timeout", ["50ms", "1s"])
+def test_a_retired_worker_starts_again(
+    local_cluster: Any, monkeypatch: pytest.MonkeyPatch, timeout: str
+) -> None:
+    """Dask starts it only if the cluster scales, and not before a timeout."""
+    monkeypatch.setattr(on_workers, "LOOKS", 5)
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": timeout}):
+        cluster, client = local_cluster(2)
+        client.retire_workers(names=[1])
+        if timeout == "50ms":
+            until(lambda: set(cluster.workers) == {0})
+        until(lambda: cluster.observed == {0})
+        report = clustertune.scale(client, 2, timeout="30 s")
+    assert report.status == "done", str(report)
+    until(lambda: cluster.observed == {0, 1})
+
+
+def test_a_retired_worker_stays_away(local_cluster: Any) -> None:
+    """A call for fewer workers does not start it again."""
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "50ms"}):
+        cluster, client = local_cluster(4)
+        client.retire_workers(names=[2, 3])
+        until(lambda: set(cluster.workers) == {0, 1})
+        # one of the two is enough
+        assert clustertune.scale(client, 3, timeout="30 s").status == "done"
+        until(lambda: set(cluster.workers) == set(cluster.worker_spec))
+        assert len(cluster.worker_spec) == there(client) == 3
+        client.retire_workers(names=[0])
+        until(lambda: len(cluster.workers) == 2)
+        assert clustertune.scale(client, 1).status == "done"
+        assert len(cluster.worker_spec) == there(client) == 1

@@ -36,6 +36,7 @@ from clustertune.remote.worker import park, process
 logger = logging.getLogger("clustertune")
 
 POLL = 0.2  # seconds between two looks for workers
+LOOKS = 25  # between two requests to start ended workers again
 JOB_SHARE = 0.9  # of the remaining time; the rest is for the answer and the report
 
 
@@ -76,7 +77,12 @@ async def scale(lease: Lease, n_workers: int, notify: Notify) -> Result:
     if reason is not None:
         raise NoWorkersError(f"n_workers={n_workers}: {reason}")
     await adapter.scale(n_workers, await _there(lease.client))
+    looks = 0
     while (there := await _there(lease.client)) < n_workers:
+        # repeated, because Dask notices the end of a worker late
+        if looks % LOOKS == 0:
+            await adapter.correct_state()
+        looks += 1
         notify(f"{there} of {n_workers} workers run", there / n_workers)
         if lease.remaining() < 1:
             text = await managers.off_loop(repr, cluster)

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import dask
 import dask.array as da
 import pytest
 from dask.utils import parse_bytes
@@ -120,6 +121,21 @@ def test_jobs_without_a_number_of_workers(jobs: Any) -> None:
     # the place of the one that went is not taken for a worker on its way
     assert clustertune.scale(client, 4).status == "done"
     assert len(cluster.worker_spec) == 3
+
+
+def test_jobs_that_have_ended(jobs: Any) -> None:
+    """They are submitted again to scale up, and not while the cluster scales down."""
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "50ms"}):
+        cluster, client = jobs(processes=1)
+        cluster.scale(jobs=3)
+        client.wait_for_workers(3)
+        for n_workers in (3, 1):
+            ends = [address_of(client, min(sizes(client)))]
+            client.retire_workers(ends, close_workers=True)
+            until(lambda: len(cluster.workers) == 2)
+            report = clustertune.scale(client, n_workers, timeout="60 s")
+            assert report.status == "done", str(report)
+            assert len(cluster.worker_spec) == len(sizes(client)) == n_workers
 
 
 def test_jobs_that_do_not_begin(jobs: Any) -> None:
