@@ -94,17 +94,19 @@ class CheckpointFile:
         if not filesystem.exists(path):
             return None
         with filesystem.open(path, "rb") as file:
-            try:
-                header = json.loads(file.readline(MAX_HEADER))
-                known = header["clustertune_checkpoint"] == FORMAT
-                about, rounds = header["about"], int(header["rounds"])
-                history = header["history"]
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(
-                    f"checkpoint_path={self.path!r} is no checkpoint of a fit. Give "
-                    "the path of one, or of a file that does not exist"
-                ) from error
-            model = file.read()
+            # files at URLs have no readline with a limit
+            line, _, first = file.read(MAX_HEADER).partition(b"\n")
+            model = first + file.read()
+        try:
+            header = json.loads(line)
+            known = header["clustertune_checkpoint"] == FORMAT
+            about, rounds = header["about"], int(header["rounds"])
+            history = header["history"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"checkpoint_path={self.path!r} is no checkpoint of a fit. Give "
+                "the path of one, or of a file that does not exist"
+            ) from error
         if not known:
             raise ValueError(
                 f"checkpoint_path={self.path!r} was written by another release of "

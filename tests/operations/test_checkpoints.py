@@ -11,6 +11,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 from xgboost import XGBRegressor
 from xgboost.dask import DaskXGBRegressor
 
@@ -49,6 +50,30 @@ def test_a_write_that_ends_after_the_fit(
     file.write(checkpoint(2))
     assert not list(tmp_path.iterdir())
     assert file.read() is None
+
+
+class Ranged(AbstractBufferedFile):  # type: ignore[misc]
+    """A file that is read as those of S3 and Google Cloud Storage are."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return Path(self.path).read_bytes()[start:end]
+
+
+def test_a_file_at_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ``readline`` takes no limit."""
+
+    def opened(self: Any, path: str, mode: str = "rb", **options: Any) -> Any:
+        return Ranged(self, path) if mode == "rb" else local(self, path, mode)
+
+    local = LocalFileSystem._open
+    monkeypatch.setattr(LocalFileSystem, "_open", opened)
+    file = CheckpointFile(path=str(tmp_path / "model"), about={})
+    lines = Checkpoint(rounds=7, model=b"one\ntwo\n", history={})
+    file.write(lines)
+    assert file.read() == lines
+    (tmp_path / "model").write_bytes(b"no line")
+    with pytest.raises(ValueError, match="is no checkpoint of a fit"):
+        file.read()
 
 
 def test_an_earlier_checkpoint_replaces_no_later_one(tmp_path: Path) -> None:
