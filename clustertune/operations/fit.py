@@ -141,6 +141,7 @@ class _Work:
     begins: list[str] = field(default_factory=list)  # how each attempt began
     placement: Mapping[str, Any] = field(default_factory=dict)  # of the first attempt
     digests: dict[Any, str] = field(default_factory=dict)  # of partitions, by key
+    compared: bool = True  # whether all digests were known after each loss
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -334,7 +335,8 @@ class _Work:
         """Refuse other data than that of the checkpoint, or of the last attempt.
 
         If a source gives other values each time, labels of partitions that were
-        computed again may be wrong.
+        computed again may be wrong. A note has the number of partitions whose values
+        are unknown.
         """
         if self.file is not None and len(self.attempts) == 1:
             for problem in self.file.compare(await prepared.samples()):
@@ -342,7 +344,8 @@ class _Work:
         if not self.max_failures:
             return
         # new partitions have other keys than the old ones, of which they are made
-        now = await prepared.digests(self.attempts[:-1])
+        former = self.attempts[:-1]
+        now = await prepared.digests(former)
         changed = [k for k, d in now.items() if self.digests.get(k, d) != d]
         if changed:
             raise IncompleteError(
@@ -350,6 +353,15 @@ class _Work:
                 f"again, and {printable(str(changed[0]), longest=80)} has other values "
                 "now: the source gives other values each time, such as random numbers "
                 "without a seed. Load the data from files or with a seed, then fit"
+            )
+        known = now.keys() & self.digests.keys()
+        keys = frozenset[Any]().union(*(p.partition_keys for p in former))
+        if unknown := len(keys - known):
+            self.compared = False
+            self._note(
+                f"the values of {plural(unknown, 'partition')} could not be compared "
+                "with those before the loss: workers had them on disk, or did not "
+                "answer, or their type is unknown"
             )
         self.digests |= now
 
@@ -401,7 +413,7 @@ class _Work:
             return f"no, since {why}"
         if self.file is not None and self.file.data is not None:
             return "unknown, since its first rounds are of another call"
-        return "yes"
+        return "yes" if self.compared else "unknown, since not all values were compared"
 
 
 def _attempts(work: _Work, prepared: Prepared) -> Any:

@@ -11,9 +11,12 @@ import pytest
 from dask import delayed
 from distributed import Event, Worker, futures_of, wait
 from distributed.core import Status
+from xgboost.dask import DaskXGBRegressor
 
 import clustertune
+from clustertune.core.progress import Progress
 from clustertune.errors import TimedOutError, VerificationError
+from clustertune.operations import fit
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -159,3 +162,32 @@ async def test_digests_of_former_partitions(c, s, a, b):
     found = await prepared.digests([former])
     assert {f.key for f in rest} <= found.keys()
     assert lost.key not in found
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_partitions_that_cannot_be_compared(c, s, a):
+    """After a loss, a fit notes them, and does not promise the same model."""
+    X = da.random.default_rng(0).random((120, 3), chunks=(20, 3))
+    prepared = await clustertune.prepare(c, X)
+    work = fit._Work(
+        client=c,
+        model=DaskXGBRegressor(),
+        fit_kwargs={},
+        options={},
+        max_failures=2,
+        every=None,
+        file=None,
+        progress=Progress(False),
+        attempts=[prepared],
+        placement=prepared.placement,
+    )
+    await work.compare(prepared)
+    work.attempts.append(prepared)
+    await work.compare(prepared)
+    assert work.notes == []
+    assert work._identity() == "yes"
+    a.data.evict()
+    await work.compare(prepared)
+    (note,) = work.notes
+    assert note.startswith("the values of 1 partition could not be compared")
+    assert work._identity().startswith("unknown, since")

@@ -113,7 +113,8 @@ def digests(dask_worker: Any, keys: list[Any]) -> list[str]:
         partition: Any = data.get(key) if key in data else None
         one = same = ""
         with suppress(Exception):  # types of other packages raise any
-            if partition is not None and (n_rows := rows(partition)):
+            if partition is not None:
+                n_rows = rows(partition)
                 sample = _by_number(partition)[:: max(1, n_rows // DIGEST_ROWS)]
                 one, same = (tokenize(n_rows, sample) for _ in "12")
         # Dask gives a random token to what it does not know

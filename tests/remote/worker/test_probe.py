@@ -320,12 +320,14 @@ def test_digests_of_sparse_matrices(form: str) -> None:
         "b": scipy.sparse.csr_matrix(values + 1).asformat(form),
         "bad": SimpleNamespace(shape=(3,)),
         "array": values,
+        "empty": values[:0],
     }
     worker = SimpleNamespace(data=data)
-    a, b, bad, array = probe.digests(worker, [*data])
+    a, b, bad, array, empty = probe.digests(worker, [*data])
     assert a
     assert b
     assert array
+    assert empty  # an eval set may have no rows on a worker
     assert a != b
     assert bad == ""  # the digests of the others are there
     assert probe.digests(worker, ["a"]) == [a]
