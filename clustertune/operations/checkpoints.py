@@ -11,23 +11,31 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from numbers import Integral
+from os import PathLike
+from pathlib import Path
 from threading import Lock
 from typing import Any
 from uuid import uuid4
 
 import fsspec
 import numpy as np
+from dask.base import is_dask_collection
 from distributed import Client
 
 from clustertune.core.wording import printable
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries.boosting import Checkpoint, Continuation
+from clustertune.integrations.libraries.boosting import (
+    Checkpoint,
+    Continuation,
+    booster_of,
+)
 from clustertune.integrations.libraries.workload import last_step
 from clustertune.remote import ship
 from clustertune.remote.worker.rounds import Reports
 
-FORMAT = 2
+FORMAT = 3
 MAX_HEADER = 2**26  # bytes
 
 
@@ -209,6 +217,7 @@ def facts_of(model: Any, X: Any, fit_kwargs: Mapping[str, Any]) -> dict[str, Any
     continuation = libraries.continuation(model)
     assert continuation is not None
     columns = getattr(X, "columns", None)
+    weights = own.get("feature_weights")
     every = step.get_params().items()
     params = {k: _plain(v) for k, v in every if k not in ("callbacks", "client")}
     # XGBoost draws from a generator each time that it is asked for the parameters
@@ -218,14 +227,32 @@ def facts_of(model: Any, X: Any, fit_kwargs: Mapping[str, Any]) -> dict[str, Any
         "estimator": type(step).__name__,
         "columns": X.shape[1] if columns is None else [str(name) for name in columns],
         "rounds": continuation.rounds(step, own),
+        "xgb_model": _digest(own.get("xgb_model")),
+        "init_model": _digest(own.get("init_model")),
+        # a Dask collection would have to be computed
+        "feature_weights": None
+        if is_dask_collection(weights)
+        else np.asarray(weights).tolist(),
         "parameters": {k: v for k, v in params.items() if v is not None},
     }
 
 
+def _digest(model: Any) -> str | None:
+    """Return a digest of the model that a training begins with."""
+    if model is None:
+        return None
+    if isinstance(model, str | PathLike):
+        return sha256(Path(model).expanduser().read_bytes()).hexdigest()
+    booster = booster_of(model)
+    if hasattr(booster, "save_raw"):  # of XGBoost
+        return sha256(booster.save_raw()).hexdigest()
+    return sha256(booster.model_to_string(num_iteration=-1).encode()).hexdigest()
+
+
 def _plain(value: Any) -> Any:
     """Return a parameter as JSON has it, a function by its name; None: unknown."""
-    if isinstance(value, np.generic):
-        value = value.item()
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):

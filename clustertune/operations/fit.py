@@ -482,7 +482,7 @@ def fit(
     checkpoint_path
         Path or URL of a file for the checkpoints, so that a later call with the same
         path continues the training. The file is removed at the end of the training. A
-        file of other parameters, columns or data is an error.
+        file of other parameters, columns or data, or another first model, is an error.
     **options
         Companions and options of :func:`clustertune.prepare`: ``sample_weight``,
         ``qid``, ``group``, ``base_margin``, ``init_score``, ``eval_set``,

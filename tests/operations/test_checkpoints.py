@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
+from lightgbm import LGBMRegressor
+from lightgbm.dask import DaskLGBMRegressor
 from xgboost import XGBRegressor
 from xgboost.dask import DaskXGBRegressor
 
@@ -220,6 +222,41 @@ def test_parameters_of_a_fit() -> None:
     drawn = facts(random_state=np.random.default_rng(0))
     assert drawn == facts(random_state=np.random.default_rng(1))
     assert json.dumps(facts(n_estimators=np.int64(7)))
+    weights = np.array([0.5, 1.0])
+    assert facts(feature_weights=weights) == facts(feature_weights=[0.5, 1.0])
+    assert facts(feature_weights=weights) != facts(feature_weights=weights[::-1])
+    given = facts({"feature_weights": weights})
+    assert given == facts({"feature_weights": [0.5, 1.0]})
+    assert given != facts({"feature_weights": weights[::-1]})
+    assert given != facts()
     rows = np.arange(8.0).reshape(4, 2)
     first = XGBRegressor(n_estimators=3).fit(rows, rows[:, 0]).get_booster()
     assert facts({"xgb_model": first})["rounds"] == facts()["rounds"] + 3
+
+
+def test_a_fit_that_begins_with_another_model(tmp_path: Path) -> None:
+    """Its rounds may be as many, and its trees are in the checkpoint."""
+    data, rows = da.zeros((4, 2)), np.arange(120.0).reshape(60, 2)
+    one, other = (
+        XGBRegressor(n_estimators=3).fit(rows, labels)
+        for labels in (rows[:, 0], -rows[:, 0])
+    )
+
+    def facts(model: Any) -> Any:
+        return facts_of(DaskXGBRegressor(), data, {"xgb_model": model})
+
+    assert facts(one) == facts(one.get_booster()) != facts(other)
+    path = tmp_path / "first.ubj"
+    one.save_model(path)
+    before = facts(path)
+    assert before == facts(str(path))
+    other.save_model(path)
+    assert before != facts(path)
+    lgbm = [LGBMRegressor(verbose=-1).fit(rows, s * rows[:, 0]) for s in (1, 1, -1)]
+    found = [facts_of(DaskLGBMRegressor(), data, {"init_model": m}) for m in lgbm]
+    assert found[0] == found[1] != found[2]
+    file = CheckpointFile(path=str(tmp_path / "model"), about=found[0])
+    file.write(checkpoint(1))
+    file.about = found[2]
+    with pytest.raises(ValueError, match="another fit: init_model differ"):
+        file.read()

@@ -103,16 +103,18 @@ def rounds_before(model: Any, load: Callable[..., Any]) -> int:
     """
     if model is None:
         return 0
-    booster = model
-    if isinstance(model, str | PathLike):
-        booster = load(model_file=model)
-    elif hasattr(model, "get_booster"):
-        booster = model.get_booster()
-    elif hasattr(model, "booster_"):
-        booster = model.booster_
+    in_file = isinstance(model, str | PathLike)
+    booster = load(model_file=model) if in_file else booster_of(model)
     named = "num_boosted_rounds", "current_iteration"
     count = next(getattr(booster, name) for name in named if hasattr(booster, name))
     return int(count())
+
+
+def booster_of(model: Any) -> Any:
+    """Return the booster of an estimator, or the given booster."""
+    if hasattr(model, "get_booster"):
+        return model.get_booster()
+    return getattr(model, "booster_", model)
 
 
 # --- memory ---------------------------------------------------------------------------
