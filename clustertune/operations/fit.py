@@ -377,8 +377,10 @@ class _Work:
             self.continuation.finish(self.step[1], self.checkpoint)
         if self.file is not None and (problem := self.file.remove()):
             self._note(problem)
-        report, measures = prepared.report, prepared.hold.measures
-        held = [str(measures)] if measures else []  # None: the client is closed
+        report, every = prepared.report, [p.hold.measures for p in self.attempts]
+        held = [str(one) for one in every if one]  # None: the client is closed
+        if len(every) > 1:
+            held = [f"attempt {number}: {text}" for number, text in enumerate(held, 1)]
         if prepared.n_threads is not None:
             threads = plural(prepared.n_threads, "thread")
             held[:0] = [f"one worker of each host trained, with {threads}", BUSY_HOSTS]

@@ -214,6 +214,10 @@ def test_a_fit_finishes_although_a_worker_is_killed(client: Client, kind: str) -
         r"2 partitions computed again; ident",
         notes,
     )
+    assert re.findall(r"^(attempt \d: )held for", notes, re.MULTILINE) == [
+        "attempt 1: ",
+        "attempt 2: ",
+    ]
     if kind == "xgboost":
         assert "identical to an uninterrupted fit: yes" in notes
         assert trees(survived) == trees(whole)
