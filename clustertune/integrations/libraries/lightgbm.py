@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 from clustertune.core.profiles import NOT_NUMBERS, Profile
@@ -77,18 +77,6 @@ ROUNDS = (
 BOOSTING_TYPES = ("boosting_type", "boosting", "boost")
 #: other names of ``random_state``, which LightGBM takes first
 SEEDS = ("seed", "random_seed")
-#: names of the shares of rows, which are drawn every ``bagging_freq`` rounds
-ROW_SHARES = tuple(
-    f"{labels}{name}"
-    for labels in ("", "pos_", "neg_")
-    for name in ("subsample", "sub_row", "bagging_fraction", "bagging")
-)
-FREQUENCIES = ("subsample_freq", "bagging_freq")
-#: names of the shares of columns
-COLUMN_SHARES = (
-    *("colsample_bytree", "sub_feature", "feature_fraction"),
-    *("colsample_bynode", "sub_feature_bynode", "feature_fraction_bynode"),
-)
 #: classes of LightGBM's own callbacks that depend on the first round
 COUNTING = ("_EarlyStoppingCallback", "_ResetParameterCallback")
 
@@ -159,11 +147,11 @@ class Boosting(Continuation):
         attributes = dict.fromkeys(stops, None)
         names = ["n_estimators", *(n for n in ROUNDS if params.get(n) is not None)]
         attributes |= dict.fromkeys(names, last - checkpoint.rounds)
-        if _drawing(model):
-            given = (n for n in SEEDS if params.get(n) is not None)
-            name = next(given, "random_state")
-            own_seed = int(params[name]) if isinstance(params[name], Integral) else 0
-            attributes[name] = own_seed + checkpoint.rounds
+        # with the same seed it would draw the rows of the first rounds again
+        given = (n for n in SEEDS if params.get(n) is not None)
+        name = next(given, "random_state")
+        own_seed = int(params[name]) if isinstance(params[name], Integral) else 0
+        attributes[name] = own_seed + checkpoint.rounds
         return Attempt(
             attributes=attributes,
             fit_kwargs={"callbacks": every, "init_model": booster},
@@ -177,22 +165,7 @@ class Boosting(Continuation):
                     known.insert(0, value)
 
     def difference(self, model: Any, *, continued: bool = True) -> str:
-        if names := _drawing(model):
-            seeds = ", with another seed" if continued else ""
-            return f"{names[0]}= draws at random{seeds}"
         return "LightGBM adds in the order of its workers, which restarts may change"
-
-
-def _drawing(model: Any) -> list[str]:
-    """Return the names of parameters with which a training draws at random."""
-    params = model.get_params()
-    bags = any((params.get(name) or 0) > 0 for name in FREQUENCIES)
-    shares = (*ROW_SHARES, *COLUMN_SHARES) if bags else COLUMN_SHARES
-    values = [(name, params.get(name)) for name in shares]
-    names = [n for n, value in values if isinstance(value, Real) and value < 1]
-    kinds = (*BOOSTING_TYPES, "data_sample_strategy")
-    names += [name for name in kinds if params.get(name) == "goss"]
-    return names + [n for n in ("extra_trees", "extra_tree") if params.get(n)]
 
 
 class LightGBM(Workload):

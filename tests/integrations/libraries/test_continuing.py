@@ -319,8 +319,8 @@ def test_seeds_of_numpy_are_shifted() -> None:
     model = saved.model_to_string(num_iteration=5).encode()
     checkpoint = Checkpoint(rounds=5, model=model, history=[])
     for name, given in [("random_state", 7), ("random_state", seed), ("seed", 7)]:
-        drawing = lgbm(bagging_fraction=0.5, bagging_freq=1, **{name: given})
-        attempt = our_lightgbm.Boosting().attempt(drawing, {}, tools, checkpoint)
+        seeded = lgbm(**{name: given})
+        attempt = our_lightgbm.Boosting().attempt(seeded, {}, tools, checkpoint)
         assert attempt.attributes[name] == 12
 
 
@@ -391,28 +391,9 @@ def test_what_lightgbm_cannot_continue(kind: str) -> None:
 def test_what_lightgbm_cannot_repeat(continued: bool) -> None:
     """It never promises the same trees after workers have changed."""
     difference = our_lightgbm.Boosting().difference
-    for name, params in (
-        ("feature_fraction", {"feature_fraction": 0.5}),
-        ("colsample_bytree", {"colsample_bytree": 0.5, "subsample": 0.5}),
-        ("subsample", {"subsample": np.float32(0.5), "subsample_freq": 2}),
-        ("pos_subsample", {"pos_subsample": 0.5, "bagging_freq": 1}),
-        ("data_sample_strategy", {"data_sample_strategy": "goss"}),
-        ("boosting", {"boosting": "goss"}),
-        ("extra_trees", {"extra_trees": True}),
-    ):
-        why = difference(lgbm(**params), continued=continued)
-        assert why.startswith(f"{name}= draws at random")
-    for params in ({}, {"subsample": 0.5}, {"bagging_fraction": 0.5}):
+    for params in ({}, {"feature_fraction": 0.5}):
         why = difference(lgbm(**params), continued=continued)
         assert "order of its workers" in why
-
-
-def test_without_a_frequency_lightgbm_draws_no_rows() -> None:
-    """The trees are the same with and without a share of the rows."""
-    given = lgbm(subsample=0.5).fit(X, Y)
-    assert trees(given) == trees(lgbm().fit(X, Y))
-    drawn = lgbm(subsample=0.5, subsample_freq=1).fit(X, Y)
-    assert trees(drawn) != trees(given)
 
 
 def test_init_score_is_not_continued() -> None:
