@@ -6,7 +6,7 @@ worker has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
@@ -128,6 +128,17 @@ class Boosting(Continuation):
     """XGBoost's estimators: ``xgb_model`` continues, callbacks see all rounds."""
 
     callbacks = "xgboost_rounds"
+
+    def refusal(self, model: Any, companions: Collection[str] = ()) -> str:
+        import xgboost
+
+        saves = xgboost.callback.TrainingCheckPoint
+        if any(isinstance(one, saves) for one in model.callbacks or ()):
+            return (
+                "another attempt would give the files of its TrainingCheckPoint wrong "
+                "rounds. Leave that out of callbacks=, and give checkpoint_path="
+            )
+        return ""
 
     def rounds(self, model: Any, fit_kwargs: Mapping[str, Any]) -> int:
         import xgboost

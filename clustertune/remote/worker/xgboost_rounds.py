@@ -10,12 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import xgboost
-from xgboost.callback import (
-    EarlyStopping,
-    LearningRateScheduler,
-    TrainingCallback,
-    TrainingCheckPoint,
-)
+from xgboost.callback import EarlyStopping, LearningRateScheduler, TrainingCallback
 
 from clustertune.remote.worker.rounds import Reports
 
@@ -83,8 +78,6 @@ class Continued(TrainingCallback):
         elif isinstance(self.inner, LearningRateScheduler) and self.done:
             # it sets the rate of the next round at the end of each round
             self.inner.after_iteration(model, self.done - 1, joined({}, self.history))
-        elif isinstance(self.inner, TrainingCheckPoint):
-            self._count()
         return model
 
     def _replay(self, model: Any) -> None:
@@ -97,18 +90,6 @@ class Continued(TrainingCallback):
                 for data, metrics in self.history.items()
             }
             self.inner.after_iteration(model, i, until)
-
-    def _count(self) -> None:
-        """Give XGBoost's checkpoints the names and rounds of the whole training.
-
-        It adds the rounds of the model to the round of its file's name, and counts the
-        rounds since its last file itself.
-        """
-        self.inner._start = self.before
-        for _ in range(self.done):
-            if self.inner._epoch == self.inner._iterations:
-                self.inner._epoch = 0
-            self.inner._epoch += 1
 
     def after_training(self, model: Any) -> Any:
         return self.inner.after_training(model)

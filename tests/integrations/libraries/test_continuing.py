@@ -175,25 +175,13 @@ def test_callbacks_of_the_user_see_all_rounds() -> None:
     assert began == expected + expected[19:]
 
 
-@pytest.mark.parametrize("first", [0, 5])
-def test_checkpoints_of_xgboost_keep_their_names(tmp_path: Path, first: int) -> None:
-    """Its own files have the same rounds as in a training without a break."""
-    own = {"xgb_model": xgb(n_estimators=5).fit(X, Y).get_booster()} if first else {}
-    folders = [tmp_path / "whole", tmp_path / "continued"]
-    for folder in folders:
-        folder.mkdir()
-    unused = iter(folders)
-
-    def make() -> Any:
-        saves = xgboost.callback.TrainingCheckPoint(next(unused), interval=7)
-        return xgb(callbacks=[saves])
-
-    both(make, our_xgboost.Boosting(), first + 20, verbose=False, **own)
-    whole, continued = ({p.name: p.read_bytes() for p in f.iterdir()} for f in folders)
-    assert sorted(whole) == sorted(f"model_{first + i}.ubj" for i in range(7, 60, 7))
-    for before in 7, 14:
-        del whole[f"model_{first + before}.ubj"]
-    assert continued == whole
+def test_checkpoints_of_xgboost_are_refused(tmp_path: Path) -> None:
+    """Another attempt counts its rounds from 0, and their names would be wrong."""
+    refusal = our_xgboost.Boosting().refusal
+    saves = xgboost.callback.TrainingCheckPoint(tmp_path)
+    assert "give checkpoint_path=" in refusal(xgb(callbacks=[saves]))
+    rates = xgboost.callback.LearningRateScheduler(lambda i: 0.5 * 0.95**i)
+    assert refusal(xgb(callbacks=[rates])) == refusal(xgb()) == ""
 
 
 def without_callbacks(model: Any) -> Any:
