@@ -1,6 +1,6 @@
 """``recommend_size``: compute the cluster that a fit needs, before it exists.
 
-``decide`` is pure. Its inputs are the size of the data, the profile of the library, and
+``decide`` is pure. Its inputs are the size of the data, the profile of the model, and
 one host. It uses the rules of the checks ``fit_memory`` and ``thread_count``, and keeps
 managed memory below Dask's spill target.
 """
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from clustertune.checks.memory import USUAL
 from clustertune.core import arguments, settings
 from clustertune.core.model import Profile
-from clustertune.core.wording import bytes_text, plural, printable, times_text
+from clustertune.core.profiles import TrainingShare
+from clustertune.core.wording import bytes_text, plural, printable
 from clustertune.errors import CapacityError, RefusedError
 from clustertune.integrations import libraries
 from clustertune.remote.worker import probe
@@ -28,6 +30,8 @@ TOLERANCE = 0.05  # by which prepare lets the fullest worker exceed its share
 MANAGED = 2  # largest managed memory during a fit, as a multiple of the data
 STEP = 2**28  # bytes of which memory limits are multiples
 MOST = 10**18  # rows, or columns
+DOUBLINGS = 40  # of the number of hosts, until no number is enough
+SMALLER = "a smaller max_depth, num_leaves or max_bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +42,6 @@ class Dataset:
     columns: int
     nbytes: int  # in memory
     itemsize: int  # bytes of the widest number in a row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """Resources of one host."""
-
-    cpus: int
-    memory: int  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,15 +148,13 @@ def recommend_size(
     >>> clustertune.recommend_size(X, y, estimator="xgboost")      # doctest: +SKIP
     """
     profile = libraries.choose(estimator)
-    host = Host(
-        cpus=arguments.count("host_cpus", host_cpus) or probe.usable_cpus(),
-        memory=arguments.nbytes("host_memory", host_memory) or probe.host_memory(),
-    )
+    cpus = arguments.count("host_cpus", host_cpus) or probe.usable_cpus()
+    memory = arguments.nbytes("host_memory", host_memory) or probe.host_memory()
     if collections and (rows, columns, dtype) != (None, None, None):
         raise ValueError("give collections, or rows, columns and dtype, and not both")
     data = measured(collections) if collections else dense(rows, columns, dtype)
     memory_fraction = settings.fractions()["memory_fraction"]
-    return decide(data, profile, host, memory_fraction=memory_fraction)
+    return decide(data, profile, cpus, memory, memory_fraction=memory_fraction)
 
 
 def dense(rows: object, columns: object, dtype: object) -> Dataset:
@@ -208,34 +202,64 @@ def measured(collections: Sequence[Any]) -> Dataset:
 class Fit:
     """Memory that a fit needs."""
 
-    nbytes: float  # of the data
-    base: int  # bytes of a process without data
-    multiple: float  # process bytes, as a multiple of the worker's data
+    data: Dataset
+    profile: Profile
     fraction: float  # of the memory limit that the fit may fill
+    surely: bool = True  # by the most that the profile allows; False: by the least
 
-    def data(self, n_workers: int) -> float:
-        """Return the bytes of data on the fullest of ``n_workers`` workers."""
-        return self.nbytes / n_workers * (1 + TOLERANCE if n_workers > 1 else 1)
+    @property
+    def base(self) -> int:  # bytes of a process without data
+        return self.profile.base_bytes or USUAL
 
-    def most(self, limit: int) -> float:
-        """Return the largest data, in bytes, for which a memory limit suffices."""
-        free = (self.fraction * limit - self.base) / self.multiple
-        return max(0.0, min(free, SPILL_TARGET * limit / MANAGED))
+    def share(self, n_workers: int) -> float:
+        """Return the part of the data on the fullest of ``n_workers`` workers."""
+        return (1 + TOLERANCE if n_workers > 1 else 1) / n_workers
+
+    def extra(self, n_workers: int, threads: int) -> float:
+        """Return the bytes of the fullest worker's fit besides its data."""
+        data, profile, share = self.data, self.profile, self.share(n_workers)
+        if profile.fit_memory is None:
+            nbytes = data.nbytes
+            if profile.one_number_type:  # all columns are converted to the widest type
+                nbytes = max(nbytes, data.rows * data.columns * data.itemsize)
+            return share * (profile.multiple(data.itemsize) * nbytes - data.nbytes)
+        part = TrainingShare(
+            rows=share * data.rows,
+            all_rows=data.rows,
+            columns=data.columns,
+            itemsize=data.itemsize,
+            threads=threads,
+            workers=n_workers,
+        )
+        least, most = profile.fit_memory(part)
+        return most if self.surely else least
+
+    def process(self, n_workers: int, threads: int) -> float:
+        """Return the bytes of the fullest worker's process in the call of ``fit``."""
+        nbytes = self.share(n_workers) * self.data.nbytes
+        extra = max(self.extra(n_workers, threads), (MANAGED - 1) * nbytes)
+        return self.base + nbytes + extra
+
+    def suffices(self, shape: Shape, hosts: int) -> bool:
+        """Return whether the fullest worker on so many hosts has enough memory."""
+        n, limit = hosts * shape.workers_per_host, shape.memory_limit
+        if MANAGED * self.share(n) * self.data.nbytes > SPILL_TARGET * limit:
+            return False
+        return self.process(n, shape.threads) <= self.fraction * limit
 
     def hosts(self, shape: Shape) -> float:
         """Return the number of needed hosts; infinity: no number suffices."""
-        most, workers = self.most(shape.memory_limit), shape.workers_per_host
-        if self.data(workers) <= most:
-            return 1
-        if not most:
+        tries = (2**i for i in range(DOUBLINGS))
+        enough = next((n for n in tries if self.suffices(shape, n)), None)
+        if enough is None:
             return math.inf
-        # the last factor keeps rounding from overfilling the fullest worker
-        needed = self.nbytes * (1 + TOLERANCE) / (most * workers)
-        return max(2, math.ceil(needed * (1 + 1e-9)))
+        few = enough // 2 + 1
+        between = range(few, enough)
+        return few + bisect_left(between, True, key=lambda n: self.suffices(shape, n))
 
 
 def decide(
-    data: Dataset, profile: Profile, host: Host, *, memory_fraction: float
+    data: Dataset, profile: Profile, cpus: int, memory: int, *, memory_fraction: float
 ) -> Sizing:
     """Choose hosts, workers, threads and memory limits.
 
@@ -247,29 +271,29 @@ def decide(
             f"{profile.title} reads partition by partition and keeps none, so a worker "
             "needs memory for two partitions per thread, whatever the size of the data"
         )
-    multiple = profile.multiple(data.itemsize)
-    if profile.one_number_type:  # all columns are converted to the widest type
-        multiple *= max(1.0, data.rows * data.columns * data.itemsize / data.nbytes)
-    fit = Fit(
-        nbytes=data.nbytes,
-        base=profile.base_bytes or USUAL,
-        multiple=max(multiple, MANAGED),
-        fraction=memory_fraction,
-    )
-    # of equals the first: shapes are ordered by how well they suit
-    shape = min(shapes(profile, host), key=fit.hosts, default=None)
-    if shape is None or fit.hosts(shape) == math.inf:
+    for surely in (True, False):
+        fit = Fit(data=data, profile=profile, fraction=memory_fraction, surely=surely)
+        # of equals the first: shapes are ordered by how well they suit
+        shape = min(shapes(profile, cpus, memory), key=fit.hosts, default=None)
+        if shape is not None and fit.hosts(shape) < math.inf:
+            break
+    else:
+        trees, smaller = "", ""
+        if profile.fit_memory is not None:
+            trees, smaller = " and its trees", f"train with {SMALLER}, "
         raise CapacityError(
-            f"no number of hosts with {plural(host.cpus, 'CPU')} and "
-            f"{bytes_text(host.memory)} is enough: {bytes_text(_reserved(host))} are "
-            f"reserved on each host, and each worker's process has "
-            f"{bytes_text(fit.base)} before its data; take hosts with more memory "
-            "(host_memory), or let the fit fill more of it (memory_fraction)"
+            f"no number of hosts with {plural(cpus, 'CPU')} and {bytes_text(memory)} "
+            f"is enough: {bytes_text(_reserved(memory))} of each are reserved, and a "
+            f"worker's process has {bytes_text(fit.base)}{trees} before its data; take "
+            f"hosts with more memory (host_memory), {smaller}or let the fit fill more "
+            "of it (memory_fraction)"
         )
     hosts = int(fit.hosts(shape))
-    share = fit.data(hosts * shape.workers_per_host)
-    process = fit.base + fit.multiple * share
-    single = fit.base + multiple * fit.nbytes
+    n_workers = hosts * shape.workers_per_host
+    share = fit.share(n_workers) * data.nbytes
+    process = fit.process(n_workers, shape.threads)
+    single = fit.base + data.nbytes + fit.extra(1, cpus)
+    bound = "up to" if fit.surely else "at least"
     why = "Python code of one process runs on one thread at a time"
     if profile.uses_worker_threads:
         why = "one training task takes all threads of its worker"
@@ -277,44 +301,49 @@ def decide(
         why += "; but with more and smaller workers, more hosts would be needed"
     reasons = {
         "one process without Dask": f"would need {bytes_text(single)} of one machine's "
-        f"{bytes_text(host.memory)}",
+        f"{bytes_text(memory)}",
         "data": f"{plural(data.rows, 'row')} of {plural(data.columns, 'column')} of up "
         f"to {data.itemsize} bytes, {bytes_text(data.nbytes)}",
-        "memory": f"with {profile.title} a fit takes {times_text(multiple)} the bytes "
-        f"of the data, which are included ({profile.source}), and "
-        f"{bytes_text(fit.base)} for each worker's process; it may fill "
+        "memory": f"with {profile.title} a worker takes {bound} "
+        f"{bytes_text(process - fit.base - share)} besides its data "
+        f"({profile.source}), and {bytes_text(fit.base)} for its process; it may fill "
         f"{fit.fraction:.0%} of the limit",
         "threads": f"{plural(shape.workers_per_host, 'worker')} of "
         f"{plural(shape.threads, 'thread')} on each host, since {why}",
-        "a worker": f"has up to {bytes_text(share)} of data and will take "
+        "a worker": f"has up to {bytes_text(share)} of data and will take {bound} "
         f"{bytes_text(process)} of {bytes_text(shape.memory_limit)}",
     }
+    if not fit.surely:
+        most = replace(fit, surely=True).process(n_workers, shape.threads)
+        reasons["trees"] = (
+            f"a worker takes up to {bytes_text(most)} if they have all nodes that the "
+            f"model allows, so {SMALLER} is safer"
+        )
     return Sizing(
         **asdict(shape),
         data=data,
         workload=profile.name,
-        host_cpus=host.cpus,
-        host_memory=host.memory,
+        host_cpus=cpus,
+        host_memory=memory,
         hosts=hosts,
         worker_bytes=round(process),
         worker_data=round(share),
-        one_machine=single <= memory_fraction * host.memory,
+        one_machine=single <= fit.fraction * memory,
         reasons=tuple(f"{what}: {text}" for what, text in reasons.items()),
     )
 
 
-def shapes(profile: Profile, host: Host) -> Iterator[Shape]:
+def shapes(profile: Profile, cpus: int, memory: int) -> Iterator[Shape]:
     """Yield the ways to use all CPUs of a host; the first suits the library best."""
-    counts = [n for n in range(1, host.cpus + 1) if host.cpus % n == 0]
+    counts = [n for n in range(1, cpus + 1) if cpus % n == 0]
     for n in counts[:1] if profile.uses_worker_threads else reversed(counts):
-        limit = int((host.memory - _reserved(host)) / n // STEP * STEP)
+        limit = int((memory - _reserved(memory)) / n // STEP * STEP)
         if limit > 0:
-            threads = host.cpus // n
-            yield Shape(workers_per_host=n, threads=threads, memory_limit=limit)
+            yield Shape(workers_per_host=n, threads=cpus // n, memory_limit=limit)
 
 
-def _reserved(host: Host) -> float:
-    return max(RESERVED * host.memory, MIN_RESERVED)
+def _reserved(memory: int) -> float:
+    return max(RESERVED * memory, MIN_RESERVED)
 
 
 def size_text(nbytes: int) -> str:

@@ -25,10 +25,11 @@ from hypothesis import strategies as st
 import clustertune
 from clustertune import errors
 from clustertune.core.model import Profile
+from clustertune.integrations import libraries
+from clustertune.integrations.libraries.boosting import hist_memory
 from clustertune.operations import sizing
 from clustertune.operations.sizing import (
     Fit,
-    Host,
     Sizing,
     decide,
     recommend_size,
@@ -48,12 +49,13 @@ SERIAL = replace(WHOLE, name="serial", threads="")
 PROFILES = (WHOLE, POOLS, SERIAL)
 
 GIB = 2**30
+HOST = (16, 64 * GIB)  # its CPUs and memory
 
 
 def sized(
     rows: int,
     profile: Profile = WHOLE,
-    host: Host | None = None,
+    host: tuple[int, int] = HOST,
     *,
     columns: int = 50,
     dtype: str = "float32",
@@ -61,7 +63,7 @@ def sized(
     return decide(
         sizing.dense(rows, columns, dtype),
         profile,
-        host or Host(cpus=16, memory=64 * GIB),
+        *host,
         memory_fraction=0.7,
     )
 
@@ -77,14 +79,12 @@ def rows_of(gib: float) -> int:
 @given(
     rows=st.integers(1, 10**11),
     profile=st.sampled_from(PROFILES),
-    host=st.builds(
-        Host, cpus=st.integers(1, 256), memory=st.integers(2 * GIB, 4096 * GIB)
-    ),
+    host=st.tuples(st.integers(1, 256), st.integers(2 * GIB, 4096 * GIB)),
 )
 def test_a_plan_keeps_the_rules(
     rows: int,
     profile: Profile,
-    host: Host,
+    host: tuple[int, int],
 ) -> None:
     """The rules are for memory of the fit, managed and reserved memory, and CPUs."""
     try:
@@ -97,8 +97,9 @@ def test_a_plan_keeps_the_rules(
     assert found.worker_bytes >= 300 * 2**20 + math.floor(1.8 * least)
     assert found.worker_bytes <= 0.7 * found.memory_limit + 1
     assert 2 * found.worker_data <= 0.6 * found.memory_limit + 1
-    assert found.workers_per_host * found.threads == host.cpus
-    assert found.workers_per_host * found.memory_limit <= 0.9 * host.memory
+    cpus, memory = host
+    assert found.workers_per_host * found.threads == cpus
+    assert found.workers_per_host * found.memory_limit <= 0.9 * memory
 
 
 @given(
@@ -112,7 +113,7 @@ def test_more_rows_never_need_less(
     rows: int, more: int, profile: Profile, cpus: int, gib: int
 ) -> None:
     """More rows need at least as many hosts."""
-    host = Host(cpus=cpus, memory=gib * GIB)
+    host = cpus, gib * GIB
 
     def hosts(n: int) -> float:
         try:
@@ -121,23 +122,21 @@ def test_more_rows_never_need_less(
             return math.inf
 
     assert hosts(rows) <= hosts(rows + more)
-    assert hosts(rows) >= sized(rows, profile, Host(cpus=cpus, memory=1024 * GIB)).hosts
+    assert hosts(rows) >= sized(rows, profile, (cpus, 1024 * GIB)).hosts
 
 
 @given(
-    nbytes=st.floats(1, 2**60),
+    rows=st.integers(1, 2**50),
     limit=st.integers(GIB, 2**40),
     workers=st.integers(1, 64),
 )
-def test_fewer_hosts_are_not_enough(nbytes: float, limit: int, workers: int) -> None:
+def test_fewer_hosts_are_not_enough(rows: int, limit: int, workers: int) -> None:
     """The number of hosts is the least on which the fullest worker has room."""
     shape = sizing.Shape(workers_per_host=workers, threads=1, memory_limit=limit)
-    fit = Fit(nbytes=nbytes, base=300 * 2**20, multiple=2, fraction=0.7)
+    fit = Fit(data=sizing.dense(rows, 50, "float32"), profile=WHOLE, fraction=0.7)
     n = int(fit.hosts(shape))
-    assert fit.data(n * workers) <= fit.most(limit)
-    if n > 1:
-        fewer = fit.data((n - 1) * workers)
-        assert fewer > fit.most(limit) * (1 - 1e-6)
+    assert fit.suffices(shape, n)
+    assert n == 1 or not fit.suffices(shape, n - 1)
 
 
 # --- shapes ---------------------------------------------------------------------------
@@ -158,21 +157,21 @@ def test_shapes(profile: Profile, gib: int, shape: tuple[int, int]) -> None:
 
 def test_fewer_hosts_come_before_single_threads() -> None:
     """If processes take much of the memory, there are fewer of them."""
-    host = Host(cpus=16, memory=16 * GIB)
+    host = (16, 16 * GIB)
     found = sized(rows_of(3), SERIAL, host)
     assert found.hosts == 1
     assert found.threads > 1
     assert any("more hosts would be needed" in r for r in found.reasons)
-    few, *_ = shapes(SERIAL, host)
+    few, *_ = shapes(SERIAL, *host)
     assert few.threads == 1
 
 
 def test_small_hosts() -> None:
     """If a host is too small for a process, no number of hosts is enough."""
     with pytest.raises(errors.CapacityError, match=r"no number of hosts .* 300.0 MiB"):
-        sized(10, host=Host(cpus=2, memory=900 * 2**20))
+        sized(10, host=(2, 900 * 2**20))
     with pytest.raises(errors.CapacityError, match="more memory"):
-        sized(10, host=Host(cpus=2, memory=100 * 2**20))
+        sized(10, host=(2, 100 * 2**20))
 
 
 def test_columns_that_are_joined() -> None:
@@ -182,7 +181,7 @@ def test_columns_that_are_joined() -> None:
         decide(
             mixed,
             replace(WHOLE, one_number_type=joins),
-            Host(cpus=16, memory=64 * GIB),
+            *HOST,
             memory_fraction=0.7,
         ).hosts
         for joins in (False, True)
@@ -194,6 +193,46 @@ def test_a_library_that_no_cluster_helps() -> None:
     """It keeps no data in memory."""
     with pytest.raises(errors.RefusedError, match="memory for two partitions per"):
         sized(100, replace(SERIAL, persist=False))
+
+
+# --- parameters of the model ----------------------------------------------------------
+
+WIDE: dict[str, Any] = {"rows": 10**6, "columns": 1000, "dtype": "float32"}
+
+
+def deep(depth: int, gib: int = 64, **params: Any) -> Sizing:
+    """Return the size for a depth of XGBoost's trees; a node takes 4.1 MB here."""
+    memory = hist_memory({"max_depth": depth, **params})
+    profile = replace(libraries.choose("xgboost"), fit_memory=memory)
+    return decide(sizing.dense(**WIDE), profile, 16, gib * GIB, memory_fraction=0.7)
+
+
+def test_deep_trees() -> None:
+    """They need memory on each worker, which the check counts in the same way."""
+    small, large = deep(6).worker_bytes, deep(12).worker_bytes
+    assert large - small > (2**12 - 2**6) * 4_000_000
+    with pytest.raises(errors.CapacityError, match="smaller max_depth, .* or max_bin"):
+        deep(16)
+    assert deep(16, 1024).hosts == 1
+    (reason,) = (r for r in deep(12).reasons if r.startswith("memory: "))
+    assert "takes up to 19." in reason
+
+
+def test_trees_that_may_stay_small() -> None:
+    """If only the most that the model allows is too much, the reasons have it."""
+    found = deep(16, min_child_weight=5)
+    assert found.hosts == 1
+    assert any(r.startswith("trees: a worker takes up to 2") for r in found.reasons)
+    assert not any(r.startswith("trees: ") for r in deep(12).reasons)
+
+
+def test_the_model_is_taken() -> None:
+    """Its parameters count, not only its class."""
+    xgboost = pytest.importorskip("xgboost.dask")
+    model = xgboost.DaskXGBRegressor(max_depth=16)
+    host: dict[str, Any] = {"host_cpus": 16, "host_memory": "64 GiB"}
+    with pytest.raises(errors.CapacityError, match="max_depth"):
+        recommend_size(estimator=model, **WIDE, **host)
 
 
 # --- one machine ----------------------------------------------------------------------
@@ -244,9 +283,8 @@ def test_text_is_escaped() -> None:
 @given(st.integers(2**29, 2**40), st.integers(1, 64))
 def test_sizes_are_read_back_as_they_were(memory: int, cpus: int) -> None:
     """Dask reads the text as exactly the same bytes, of nearly all of the memory."""
-    host = Host(cpus=cpus, memory=memory)
-    free = memory - sizing._reserved(host)
-    for shape in shapes(SERIAL, host):
+    free = memory - sizing._reserved(memory)
+    for shape in shapes(SERIAL, cpus, memory):
         limit = shape.memory_limit
         assert parse_bytes(sizing.size_text(limit)) == limit
         assert 0 <= free / shape.workers_per_host - limit < sizing.STEP
@@ -258,7 +296,7 @@ def test_sizes_are_read_back_as_they_were(memory: int, cpus: int) -> None:
 @pytest.fixture
 def small() -> Sizing:
     """Return a cluster that this machine can start."""
-    return sized(1000, SERIAL, Host(cpus=2, memory=2 * GIB))
+    return sized(1000, SERIAL, (2, 2 * GIB))
 
 
 @pytest.mark.slow
