@@ -250,7 +250,7 @@ def _ended(cluster: Any) -> set[Any]:
     """
     if cluster._lock.locked():  # it is starting or closing workers
         return set()
-    return set(cluster.worker_spec) - set(cluster.workers) - cluster.observed
+    return {*cluster.worker_spec}.difference(cluster.workers, cluster.observed)
 
 
 def _drop_ended(cluster: Any, most: int | None = None) -> None:

@@ -199,9 +199,9 @@ class Prepared(ClientContext):
     def _late(self, consequence: str) -> TimedOutError:
         """The error of a look that has waited for partitions for too long."""
         return TimedOutError(
-            "partitions that were lost were not computed again, or others not counted, "
-            f"within {seconds_text(self._call.timeout)}, so {consequence}; give "
-            "prepare a longer timeout"
+            "partitions that were lost were not computed again within "
+            f"{seconds_text(self._call.timeout)}, or others not counted, so "
+            f"{consequence}; give prepare a longer timeout"
         )
 
     async def samples(self) -> dict[str, Any]:

@@ -189,7 +189,8 @@ def peaks(view: View) -> dict[str | int, int]:
     The prediction uses the present placement. It is empty if data is not loaded, and
     has no worker whose memory may differ by more than ``UNCERTAIN``.
     """
-    if not view.layouts or not all(x.loaded for x in view.layouts):
+    loaded = view.layouts and all(x.loaded for x in view.layouts)
+    if not loaded or not view.now.workers:
         return {}
     wanted, profile = demand(view), view.goal.workload
     copied = 0.0 if isinstance(wanted, Unknown) else wanted.copied
@@ -222,7 +223,7 @@ def peaks(view: View) -> dict[str | int, int]:
 def _held_bounds(view: View, training: Int64s) -> tuple[Float64s, Float64s] | None:
     """Return the least and the most bytes besides the data, by worker as placed."""
     memory = _fit_memory(view, NO_CHANGE)
-    if memory is None or not view.now.workers:
+    if memory is None:
         return None
     trains = training > 0
     found = [

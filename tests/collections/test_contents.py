@@ -129,7 +129,7 @@ async def test_a_long_read_goes_on_in_tasks(c, s, a, b, monkeypatch):
 async def test_a_full_worker_reads_nothing(c, s, a, b):
     """Reading takes memory, so another worker reads the partitions of a paused one."""
     y = await labels(c, [a.address, b.address])
-    b.status = Status.paused
+    b.memory_manager.memory_pause_fraction = 1e-9
     await soon(lambda: s.workers[b.address].status is Status.paused)
     s.add_plugin(begun := Inputs(s))
     assert await classes_of(c, y) == [10 + i for i in range(9)]
@@ -144,23 +144,29 @@ def test_partitions_are_read_in_batches():
     assert list(content._batches([], int)) == []
 
 
+READ = threading.Event()
+
+
+def _wait(_):
+    READ.wait(60)
+
+
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_a_look_that_takes_long(c, s, a, b, monkeypatch):
     """The rows do not wait for it."""
     monkeypatch.setattr(content, "SECONDS", 0.1)
     monkeypatch.setattr(content, "LONGER", 0.1)
     y = await labels(c, [a.address, b.address])
-    read = threading.Event()
     seen = await placed(c, y, [a.address, b.address])
     (counted,), answers = await contents.in_memory(
         c,
         seen.layouts[0].collections,
         [a.address, b.address],
         approved=[a.address, b.address],
-        looks={"y": lambda _: read.wait(60)},
+        looks={"y": _wait},
         task_seconds=0.0,
     )
-    read.set()
+    READ.set()
     assert [*counted.rows] == [11 + i for i in range(9)]
     assert answers == {}
 

@@ -227,7 +227,7 @@ async def test_deep_of_data_that_cannot_be_read(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_data_that_is_lost(c, s, a, b):
-    """It is a finding, beside those of the workers."""
+    """It is a finding, and those of the workers are there, too."""
     failing = c.persist(da.ones(4, chunks=2).map_blocks(_fail, meta=np.ones(0)))
     await wait(failing, return_when="ALL_COMPLETED")
     report = await clustertune.check(c, failing)

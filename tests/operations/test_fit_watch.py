@@ -302,7 +302,6 @@ SAVED = Checkpoint(rounds=1, model=b"", history={})
             AfterLoss(DaskXGBRegressor(), HERE, HERE, checkpoint=SAVED, file=READ),
             "unknown, since its first rounds are of another call",
         ),
-        (AfterLoss(DaskLGBMRegressor(extra_trees=True), HERE, HERE), "no, since extra"),
         (AfterLoss(DaskLGBMRegressor(), HERE, HERE), "no, since LightGBM adds"),
         (AfterLoss(KMeans(), HERE, HERE), "unknown, since the training began again"),
     ],

@@ -211,7 +211,7 @@ def test_deep_trees() -> None:
     """They need memory on each worker, which the check counts in the same way."""
     small, large = deep(6).worker_bytes, deep(12).worker_bytes
     assert large - small > (2**12 - 2**6) * 4_000_000
-    with pytest.raises(errors.CapacityError, match="smaller max_depth, .* or max_bin"):
+    with pytest.raises(errors.CapacityError, match=r"smaller max_depth, .* or max_bin"):
         deep(16)
     assert deep(16, 1024).hosts == 1
     (reason,) = (r for r in deep(12).reasons if r.startswith("memory: "))

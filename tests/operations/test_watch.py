@@ -133,7 +133,7 @@ async def test_an_event_outlasts_a_request_that_fails(c, s, a, b, monkeypatch):
 
 @gen_cluster(client=True, nthreads=[])
 async def test_an_interval_beyond_what_the_scheduler_keeps(c, s):
-    """Workers that died between two looks would be forgotten without a word."""
+    """Workers that died between two looks would be forgotten."""
     with pytest.raises(ValueError, match="must be at most 5 min"):
         clustertune.Monitor(c, interval="15 minutes")
     assert 2 * watcher.LONGEST <= telemetry.WATCHED

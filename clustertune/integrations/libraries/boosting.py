@@ -17,6 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from os import PathLike
 from typing import Any, Protocol
 
@@ -115,6 +116,19 @@ def booster_of(model: Any) -> Any:
     if hasattr(model, "get_booster"):
         return model.get_booster()
     return getattr(model, "booster_", model)
+
+
+INVERSE = pow(127, -1, 2**32)  # of the factor in XGBoost's seed of a round
+
+
+def shifted_seed(seed: Any, rounds: int) -> int:
+    """Return the seed with which round i draws what round ``i + rounds`` drew.
+
+    XGBoost seeds round i of a distributed training with ``seed * 127 + i``, modulo
+    2**32 (``kRandSeedMagic`` in src/gbm and src/learner.cc).
+    """
+    own = int(seed) if isinstance(seed, Integral) else 0
+    return (own + rounds * INVERSE) % 2**32
 
 
 # --- memory ---------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from clustertune.integrations.libraries.boosting import (
     Continuation,
     hist_memory,
     rounds_before,
+    shifted_seed,
 )
 from clustertune.integrations.libraries.workload import (
     FitInputs,
@@ -121,9 +122,6 @@ def _drawing(model: Any, params: Mapping[str, Any]) -> list[str]:
     return names
 
 
-INVERSE = pow(127, -1, 2**32)  # of the factor in XGBoost's seed of a round
-
-
 class Boosting(Continuation):
     """XGBoost's estimators: ``xgb_model`` continues, callbacks see all rounds."""
 
@@ -133,12 +131,11 @@ class Boosting(Continuation):
         import xgboost
 
         saves = xgboost.callback.TrainingCheckPoint
-        if any(isinstance(one, saves) for one in model.callbacks or ()):
-            return (
-                "another attempt would give the files of its TrainingCheckPoint wrong "
-                "rounds. Leave that out of callbacks=, and give checkpoint_path="
-            )
-        return ""
+        text = (
+            "another attempt would give the files of its TrainingCheckPoint wrong "
+            "rounds. Leave that out of callbacks=, and give checkpoint_path="
+        )
+        return text * any(isinstance(one, saves) for one in model.callbacks or ())
 
     def rounds(self, model: Any, fit_kwargs: Mapping[str, Any]) -> int:
         import xgboost
@@ -197,16 +194,6 @@ class Boosting(Continuation):
         if continued and params.get("lambdarank_unbiased"):
             return "lambdarank_unbiased= begins to estimate again"
         return ""
-
-
-def shifted_seed(seed: Any, rounds: int) -> int:
-    """Return the seed with which round i draws what round ``i + rounds`` drew.
-
-    XGBoost seeds round i of a distributed training with ``seed * 127 + i``, modulo
-    2**32 (``kRandSeedMagic`` in src/gbm and src/learner.cc).
-    """
-    own = int(seed) if isinstance(seed, Integral) else 0
-    return (own + rounds * INVERSE) % 2**32
 
 
 class XGBoost(Workload):

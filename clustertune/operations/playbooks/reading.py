@@ -307,7 +307,8 @@ class _Document:
             allowed = {name: ARGUMENTS[name] for name in known}
             valid = self.checked(options, where, allowed, *needed)
             sizes = {"nthreads", "memory_limit"}
-            if step["do"] == "resize" and sizes.isdisjoint(valid or options):
+            sound = isinstance(options, dict) and valid.keys() == options.keys()
+            if step["do"] == "resize" and sound and sizes.isdisjoint(valid):
                 self.note(where, "needs nthreads or memory_limit")
             if valid.get("workers") == NAMED and "when" not in given:
                 text = "named means the workers that the condition names: give when"

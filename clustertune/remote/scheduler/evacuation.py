@@ -69,7 +69,7 @@ class HeldKeys:
 
     async def to_return(self, address: str) -> tuple[list[Any], list[Any]]:
         """Return keys, with this target, that move there, and that are copied there."""
-        moved, copied = [], []
+        moved, copied = list[Any](), list[Any]()
         async for key in in_turns([*self.away, *self.copied]):
             holders = self.holders(key)
             if not holders:

@@ -18,6 +18,7 @@ import clustertune
 from clustertune.actions.cluster import lease as leases
 from clustertune.actions.cluster.lease import Computing, Lease
 from clustertune.collections import graphs
+from clustertune.core.model import Severity
 from clustertune.errors import IncompleteError, RefusedError, VerificationError
 from clustertune.monitor import monitor
 from tests.in_process import gen_cluster
@@ -434,10 +435,13 @@ async def test_data_that_the_scheduler_does_not_know(
     for call in (
         lambda: clustertune.prepare(c, gone, timeout="50s"),
         lambda: clustertune.prepare(c, gone, dry_run=True, timeout="50s"),
-        lambda: clustertune.check(c, gone, timeout="50s"),
     ):
         with pytest.raises(IncompleteError, match="9 partitions of the data are gone"):
             await call()
+    report = await clustertune.check(c, gone, timeout="50s")
+    (finding,) = (f for f in report.found if f.check == "unread_data")
+    assert finding.severity is Severity.critical
+    assert "9 partitions of the data are gone" in finding.message
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

@@ -18,7 +18,7 @@ import xgboost
 
 from clustertune.integrations.libraries import lightgbm as our_lightgbm
 from clustertune.integrations.libraries import xgboost as our_xgboost
-from clustertune.integrations.libraries.boosting import Checkpoint
+from clustertune.integrations.libraries.boosting import Checkpoint, shifted_seed
 from clustertune.integrations.libraries.workload import assign, parameters
 from clustertune.remote.worker.rounds import Reports
 
@@ -212,7 +212,7 @@ def test_a_model_in_a_file_is_continued(tmp_path: Path) -> None:
 def test_random_draws_continue() -> None:
     """A seed of XGBoost that is shifted draws for round i what round i + n drew."""
     seed, done = 7, 1234
-    shifted = our_xgboost.shifted_seed(seed, done)
+    shifted = shifted_seed(seed, done)
     for i in range(5):
         assert (shifted * 127 + i) % 2**32 == (seed * 127 + i + done) % 2**32
     continuation = our_xgboost.Boosting()
@@ -302,7 +302,7 @@ def test_other_boosters_of_xgboost_continue(params: dict[str, Any]) -> None:
 def test_seeds_of_numpy_are_shifted() -> None:
     """An integer of NumPy is a seed as one of Python is."""
     seed = np.int64(7)
-    assert our_xgboost.shifted_seed(seed, 3) == our_xgboost.shifted_seed(7, 3)
+    assert shifted_seed(seed, 3) == our_xgboost.shifted_seed(7, 3)
     tools, saved = here(our_lightgbm.Boosting(), 5), lgbm().fit(X, Y).booster_
     model = saved.model_to_string(num_iteration=5).encode()
     checkpoint = Checkpoint(rounds=5, model=model, history=[])

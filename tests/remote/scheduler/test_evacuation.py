@@ -96,7 +96,7 @@ async def test_a_silent_worker_gets_no_keys(
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_keys_of_a_former_process(c: Any, s: Any, a: Any, b: Any) -> None:
-    """A holder that restarts, or is paused, keeps a key for nobody else."""
+    """A holder that restarts, is paused or frozen does not count."""
     await c.amm.stop()
     (future,) = await c.scatter([1], workers=[a.address])
     await c.replicate([future], workers=[a.address, b.address])

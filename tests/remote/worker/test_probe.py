@@ -20,7 +20,7 @@ from distributed import Event, LocalCluster
 
 from clustertune.core.model import Details, Unknown
 from clustertune.monitor import inquiry, monitor
-from clustertune.remote.worker import probe
+from clustertune.remote.worker import content, probe
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -165,8 +165,8 @@ async def test_row_counts_leave_spilled_partitions_on_disk(c, s, a):
     a.data.evict()
     on_disk = next(iter(a.data.disk))
     in_memory = ({here.key, there.key} - {on_disk}).pop()
-    counts = probe.row_counts(a, [in_memory, on_disk, "nowhere"])
-    assert counts == [7 if in_memory == here.key else 9, -1, -1]
+    found = await content.in_memory(a, [in_memory, on_disk, "nowhere"], ["X"] * 3)
+    assert [n for n, _ in found] == [7 if in_memory == here.key else 9, -1, -1]
     assert on_disk in a.data.disk
 
 
