@@ -215,7 +215,7 @@ class Fit:
         """Return the part of the data on the fullest of ``n_workers`` workers."""
         return (1 + TOLERANCE if n_workers > 1 else 1) / n_workers
 
-    def more(self, n_workers: int, threads: int) -> float:
+    def fit_bytes(self, n_workers: int, threads: int) -> float:
         """Return the bytes of the fullest worker's fit besides its data."""
         data, profile, share = self.data, self.profile, self.share(n_workers)
         if profile.fit_memory is None:
@@ -237,7 +237,7 @@ class Fit:
     def process(self, n_workers: int, threads: int) -> float:
         """Return the bytes of the fullest worker's process in the call of ``fit``."""
         nbytes = self.share(n_workers) * self.data.nbytes
-        extra = max(self.more(n_workers, threads), (MANAGED - 1) * nbytes)
+        extra = max(self.fit_bytes(n_workers, threads), (MANAGED - 1) * nbytes)
         return self.base + nbytes + extra
 
     def suffices(self, shape: Shape, hosts: int) -> bool:
@@ -253,10 +253,9 @@ class Fit:
         enough = next((n for n in tries if self.suffices(shape, n)), None)
         if enough is None:
             return math.inf
-        few = enough // 2 + 1
+        few: int = enough // 2 + 1
         between = range(few, enough)
-        more = bisect_left(between, True, key=lambda n: self.suffices(shape, n))
-        return float(few + more)
+        return few + bisect_left(between, True, key=lambda n: self.suffices(shape, n))
 
 
 def decide(
@@ -293,7 +292,7 @@ def decide(
     n_workers = hosts * shape.workers_per_host
     share = fit.share(n_workers) * data.nbytes
     process = fit.process(n_workers, shape.threads)
-    single = fit.base + data.nbytes + fit.more(1, cpus)
+    single = fit.base + data.nbytes + fit.fit_bytes(1, cpus)
     bound = "up to" if fit.surely else "at least"
     why = "Python code of one process runs on one thread at a time"
     if profile.uses_worker_threads:

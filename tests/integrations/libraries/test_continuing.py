@@ -302,7 +302,7 @@ def test_other_boosters_of_xgboost_continue(params: dict[str, Any]) -> None:
 def test_seeds_of_numpy_are_shifted() -> None:
     """An integer of NumPy is a seed as one of Python is."""
     seed = np.int64(7)
-    assert shifted_seed(seed, 3) == our_xgboost.shifted_seed(7, 3)
+    assert shifted_seed(seed, 3) == shifted_seed(7, 3)
     tools, saved = here(our_lightgbm.Boosting(), 5), lgbm().fit(X, Y).booster_
     model = saved.model_to_string(num_iteration=5).encode()
     checkpoint = Checkpoint(rounds=5, model=model, history=[])
