@@ -92,7 +92,7 @@ BENCHMARKS = (
     Benchmark(
         "parquet",
         "XGBoost from Parquet files",
-        full=("--rows=150000",),
+        full=("--rows=150000", "--rounds=4"),
         quick=("--rounds=1", "--rows=100000"),
     ),
     _fit("xgboost", "XGBoost", 0.15),
@@ -137,7 +137,7 @@ BENCHMARKS = (
     Benchmark(
         "survive",
         "A fit that loses a worker",
-        full=("--trees=60", "--mb=70"),
+        full=("--trees=60", "--mb=70", "--rounds=4"),
         quick=("--rounds=1", "--mb=10", "--trees=60"),
     ),
     Benchmark(

@@ -57,8 +57,8 @@ class Adapter:
         """Request workers without waiting; the scheduler has ``there`` workers."""
         raise NoWorkersError(f"n_workers={n_workers}: {self.obstacle(n_workers)}")
 
-    async def correct_state(self) -> None:
-        """Start planned workers again that have ended, if the manager does not."""
+    async def correct_state(self, missing: int) -> None:
+        """Start up to ``missing`` planned workers again that have ended."""
 
     async def bounds(self) -> Bounds | Unknown | None:
         """Return the bounds of adaptive scaling; None: it is off."""
@@ -183,12 +183,13 @@ class SpecCluster(_Local):
         """
         coming = len(self.cluster.plan - self.cluster.observed)
         missing = n_workers - there - coming
-        _drop_ended(self.cluster, max(0, -missing))
         if missing > 0:
             await _answer(self.cluster.scale(len(self.cluster.worker_spec) + missing))
 
-    async def correct_state(self) -> None:
+    async def correct_state(self, missing: int) -> None:
         """Start and close workers as planned; Dask does so only in ``scale``."""
+        coming = len(self.cluster.plan - self.cluster.observed)
+        _drop_ended(self.cluster, coming - missing)
         await _answer(self.cluster.scale(len(self.cluster.worker_spec)))
 
     def resized(self, id: str | int, size: WorkerSize) -> None:
@@ -216,10 +217,9 @@ class SpecCluster(_Local):
     async def retired(self, id: str | int) -> None:
         """Remove the worker, or the next ``scale`` would start it again."""
         if self.cluster.worker_spec.pop(id, None) is not None:
-            _drop_ended(self.cluster)
             self._skip_name(id)
             self._use_common_size()
-            await self.correct_state()
+            await self.correct_state(0)
 
     def _use_common_size(self) -> None:
         """Give new workers the size of the remaining ones, if all have the same."""
@@ -253,9 +253,9 @@ def _ended(cluster: Any) -> set[Any]:
     return {*cluster.worker_spec}.difference(cluster.workers, cluster.observed)
 
 
-def _drop_ended(cluster: Any, most: int | None = None) -> None:
+def _drop_ended(cluster: Any, most: int) -> None:
     """Drop the specifications of workers that have ended, at most so many."""
-    for name in list(_ended(cluster))[:most]:
+    for name in list(_ended(cluster))[: max(0, most)]:
         del cluster.worker_spec[name]
 
 
@@ -279,16 +279,18 @@ class JobQueue(_Local):
 
     async def scale(self, n_workers: int, there: int) -> None:
         """Request the missing jobs; workers of other jobs are starting."""
-        names = self._workers()
-        coming = sum(len(mine - self.cluster.observed) for mine in names.values())
-        missing = n_workers - there - coming
-        _drop_ended(self.cluster, max(0, -missing))
+        missing = n_workers - there - self._coming()
         if missing > 0:
-            jobs = -(-missing // self._per_job())
-            await _answer(self.cluster.scale(jobs=len(names) + jobs))
+            jobs = len(self._workers()) - (-missing // self._per_job())
+            await _answer(self.cluster.scale(jobs=jobs))
 
-    async def correct_state(self) -> None:
+    def _coming(self) -> int:
+        mine = self._workers().values()
+        return sum(len(names - self.cluster.observed) for names in mine)
+
+    async def correct_state(self, missing: int) -> None:
         """Submit ended jobs again. Dask sees the end only of jobs with one worker."""
+        _drop_ended(self.cluster, self._coming() - missing)
         await _answer(self.cluster.scale(jobs=len(self.cluster.worker_spec)))
 
     async def retired(self, id: str | int) -> None:
@@ -300,8 +302,7 @@ class JobQueue(_Local):
         left = self._workers()[job]
         if not left:
             del self.cluster.worker_spec[job]
-            _drop_ended(self.cluster)
-            await self.correct_state()
+            await self.correct_state(0)
 
     def _per_job(self) -> int:
         """Return the workers of a job, as requested or as dask_jobqueue derives."""

@@ -273,6 +273,8 @@ class RunningCall:
             await asyncio.shield(self.cluster.put_bounds_back())
             if place := await asyncio.shield(self.cluster.data.rescue()):
                 _add_place(error, place)
+            else:
+                self.cluster.data.drop_made()
             raise
 
     async def _explained(self, error: BaseException) -> BaseException:

@@ -238,15 +238,18 @@ def facts_of(model: Any, X: Any, fit_kwargs: Mapping[str, Any]) -> dict[str, Any
 
 
 def _digest(model: Any) -> str | None:
-    """Return a digest of the model that a training begins with."""
+    """Return a digest of the trees that a training begins with."""
     if model is None:
         return None
-    if isinstance(model, str | PathLike):
-        return sha256(Path(model).expanduser().read_bytes()).hexdigest()
     booster = booster_of(model)
-    if hasattr(booster, "save_raw"):  # of XGBoost
-        return sha256(booster.save_raw()).hexdigest()
-    return sha256(booster.model_to_string(num_iteration=-1).encode()).hexdigest()
+    if isinstance(model, str | PathLike):
+        content = Path(model).expanduser().read_bytes()
+    elif hasattr(booster, "save_raw"):  # of XGBoost
+        content = booster.save_raw()
+    else:
+        content = booster.model_to_string(num_iteration=-1).encode()
+    # LightGBM's parameters have the ports of the workers
+    return sha256(content.partition(b"\nparameters:")[0]).hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -214,7 +214,9 @@ async def note(make: Callable[[], Record]) -> str:
             adding = asyncio.to_thread(append, record, file_of(own["path"]))
             await within(adding, ANSWER)  # a file of a network may never answer
     except asyncio.TimeoutError:
-        return f"not added to the history: its file did not answer in {ANSWER:g} s"
+        return (
+            f"perhaps not added to the history: no answer of its file in {ANSWER:g} s"
+        )
     except (ClustertuneError, ValueError) as error:
         return f"not added to the history: {error}"
     except Exception as error:  # the finished work must not fail for its record

@@ -30,7 +30,7 @@ TOLERANCE = 0.05  # by which prepare lets the fullest worker exceed its share
 MANAGED = 2  # largest managed memory during a fit, as a multiple of the data
 STEP = 2**28  # bytes of which memory limits are multiples
 MOST = 10**18  # rows, or columns
-DOUBLINGS = 40  # of the number of hosts, until no number is enough
+MOST_HOSTS = 2**40
 SMALLER = "a smaller max_depth, num_leaves or max_bin"
 
 
@@ -64,7 +64,7 @@ class Sizing(Shape):
     hosts: int
     worker_bytes: int  # of the fullest worker's process in the fit
     worker_data: int
-    one_machine: bool  # whether one process without Dask has enough memory
+    one_machine: bool  # whether one process without Dask surely has enough
     reasons: tuple[str, ...]
 
     @property
@@ -249,13 +249,15 @@ class Fit:
 
     def hosts(self, shape: Shape) -> float:
         """Return the number of needed hosts; infinity: no number suffices."""
-        tries = (2**i for i in range(DOUBLINGS))
-        enough = next((n for n in tries if self.suffices(shape, n)), None)
-        if enough is None:
-            return math.inf
-        few: int = enough // 2 + 1
-        between = range(few, enough)
-        return few + bisect_left(between, True, key=lambda n: self.suffices(shape, n))
+        few = n = 0
+        while n < MOST_HOSTS:
+            # short steps: what XGBoost keeps for all workers grows with their number
+            few, n = n + 1, n + n // 16 + 1
+            if self.suffices(shape, n):
+                between = range(few, n)
+                rest = bisect_left(between, True, key=lambda n: self.suffices(shape, n))
+                return few + int(rest)
+        return math.inf
 
 
 def decide(
@@ -300,12 +302,13 @@ def decide(
     elif shape.threads > 1:
         why += "; but with more and smaller workers, more hosts would be needed"
     reasons = {
-        "one process without Dask": f"would need {bytes_text(single)} of one machine's "
+        "one process without Dask": "would need "
+        f"{'' if fit.surely else 'at least '}{bytes_text(single)} of one machine's "
         f"{bytes_text(memory)}",
         "data": f"{plural(data.rows, 'row')} of {plural(data.columns, 'column')} of up "
         f"to {data.itemsize} bytes, {bytes_text(data.nbytes)}",
         "memory": f"with {profile.title} a worker takes {bound} "
-        f"{bytes_text(process - fit.base - share)} besides its data "
+        f"{bytes_text(fit.fit_bytes(n_workers, shape.threads))} besides its data "
         f"({profile.source}), and {bytes_text(fit.base)} for its process; it may fill "
         f"{fit.fraction:.0%} of the limit",
         "threads": f"{plural(shape.workers_per_host, 'worker')} of "
@@ -317,7 +320,7 @@ def decide(
         most = replace(fit, surely=True).process(n_workers, shape.threads)
         reasons["trees"] = (
             f"a worker takes up to {bytes_text(most)} if they have all nodes that the "
-            f"model allows, so {SMALLER} is safer"
+            f"model allows, and keeps what it frees; {SMALLER} is safer"
         )
     return Sizing(
         **asdict(shape),
@@ -328,7 +331,7 @@ def decide(
         hosts=hosts,
         worker_bytes=round(process),
         worker_data=round(share),
-        one_machine=single <= fit.fraction * memory,
+        one_machine=fit.surely and single <= fit.fraction * memory,
         reasons=tuple(f"{what}: {text}" for what, text in reasons.items()),
     )
 

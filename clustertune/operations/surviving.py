@@ -303,7 +303,9 @@ class FitWatch:
             # nothing computes scattered keys again, and a frozen process may go on
             kept = [w.id for w in there if not w.held_data or w.held_data.scattered]
             if kept:
-                logger.warning("%s with scattered data: kept", workers_text(kept))
+                logger.warning(
+                    "%s with scattered or unknown data: kept", workers_text(kept)
+                )
             # each apart: a nanny that is silent too stops its own only
             ids = {w.id for w in there}.difference(kept)
             each = (releasing.drops(view, {id}, whole=False) for id in ids)
@@ -410,7 +412,11 @@ class FitWatch:
                 for e in watched.events
                 if e.worker is not None and e.worker.computed
             )
-            | {x["worker"] for x in self.state["lost"] if x["how"] == "silent"},
+            | {
+                x["worker"]
+                for x in self.state["lost"]
+                if x["how"] == "silent" and x["address"] not in workers
+            },
             reasons=tuple(reasons.values()),
             round=state["round"],
             rounds=state["rounds"],

@@ -376,6 +376,18 @@ def test_a_retired_worker_starts_again(
     until(lambda: cluster.observed == {0, 1})
 
 
+def test_not_more_than_needed_start_again(
+    local_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask forgets the retired workers only while the call waits."""
+    monkeypatch.setattr(on_workers, "LOOKS", 5)
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "1s"}):
+        cluster, client = local_cluster(4)
+        client.retire_workers(names=[2, 3])
+        assert clustertune.scale(client, 3, timeout="30 s").status == "done"
+        assert len(cluster.worker_spec) == there(client) == 3
+
+
 def test_a_retired_worker_stays_away(local_cluster: Any) -> None:
     """A call for fewer workers does not start it again."""
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "50ms"}):

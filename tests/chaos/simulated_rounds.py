@@ -88,7 +88,8 @@ async def _operate(case: Case, cluster: FaultyCluster, journal: Journal) -> str:
     port: Any = cluster
     view = journal.continued(await port.look(lambda *_: None))
     journal.add(view, checks.run(view, checks.configured()))
-    plan = call._plan(order, journal, order.steps)
+    ids = {w.id for w in view.now.workers}
+    plan = call._plan(order, journal, ids, order.steps)
     if case.dry_run:
         return "planned"
     if plan.refused:

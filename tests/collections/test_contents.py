@@ -114,7 +114,11 @@ async def test_partitions_in_memory_need_no_task(c, s, a, b):
     assert not any(w.transfer_incoming_log for w in (a, b))
 
 
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+@gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)] * 2,
+    config={"distributed.scheduler.work-stealing": False},
+)
 async def test_a_long_read_goes_on_in_tasks(c, s, a, b, monkeypatch):
     """After its time, a call leaves the rest to tasks; each reads one partition."""
     monkeypatch.setattr(content, "SECONDS", -1.0)

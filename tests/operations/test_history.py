@@ -433,7 +433,7 @@ def test_a_file_that_never_answers(
 
     with noted_in(tmp_path):
         text = asyncio.run(noted())
-    assert text == "not added to the history: its file did not answer in 0.1 s"
+    assert text == "perhaps not added to the history: no answer of its file in 0.1 s"
 
 
 def test_an_unexpected_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -228,7 +228,9 @@ class LiveCluster:
             placed = data.layouts(seen)
             looks = data.values.unread(data.given, placed, self.goal, len(workers))
         runs = any(w.running for w in snapshot.workers)
-        approved = monitor.known(self.client).addresses
+        # a parking worker has bytes in place of partitions
+        parking = {w.address for w in snapshot.workers if w.parking}
+        approved = monitor.known(self.client).addresses - parking
         counted, answers = await contents.in_memory(
             self.client,
             seen,

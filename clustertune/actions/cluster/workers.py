@@ -81,7 +81,7 @@ async def scale(lease: Lease, n_workers: int, notify: Notify) -> Result:
     while (there := await _there(lease.client)) < n_workers:
         # repeated, because Dask notices the end of a worker late
         if looks % LOOKS == 0:
-            await adapter.correct_state()
+            await adapter.correct_state(n_workers - there)
         looks += 1
         notify(f"{there} of {n_workers} workers run", there / n_workers)
         if lease.remaining() < 1:

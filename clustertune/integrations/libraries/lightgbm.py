@@ -165,7 +165,8 @@ class Boosting(Continuation):
                     known.insert(0, value)
 
     def difference(self, model: Any, *, continued: bool = True) -> str:
-        return "LightGBM adds in the order of its workers, which restarts may change"
+        text = "LightGBM adds in the order of its workers, which restarts may change"
+        return f"{text}, and it has another seed" if continued else text
 
 
 class LightGBM(Workload):

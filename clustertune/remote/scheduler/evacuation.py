@@ -68,7 +68,10 @@ class HeldKeys:
         return {ws.address for ws in ts.who_has} if in_memory else set()
 
     async def to_return(self, address: str) -> tuple[list[Any], list[Any]]:
-        """Return keys, with this target, that move there, and that are copied there."""
+        """Return keys, with this target, that move there, and that are copied there.
+
+        Workers that were asked to hold a key drop it, if no others have it.
+        """
         moved, copied = list[Any](), list[Any]()
         async for key in in_turns([*self.away, *self.copied]):
             holders = self.holders(key)

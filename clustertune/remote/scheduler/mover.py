@@ -32,6 +32,7 @@ from typing import Any
 from distributed.active_memory_manager import (
     ActiveMemoryManagerExtension,
     ActiveMemoryManagerPolicy,
+    RetireWorker,
     Suggestion,
 )
 from distributed.core import Status
@@ -551,6 +552,14 @@ async def move_until(
         await asyncio.gather(moving, return_exceptions=True)
     if not moving.cancelled():
         moving.result()
+
+
+def drop_retirement(scheduler: Any, address: str) -> None:
+    """Remove the policy of a cancelled retirement, which would go on moving keys."""
+    manager = scheduler.extensions.get("amm")
+    for policy in [] if manager is None else list(manager.policies):
+        if isinstance(policy, RetireWorker) and policy.address == address:
+            manager.policies.remove(policy)
 
 
 def pause(seconds: float) -> float:

@@ -37,6 +37,7 @@ from clustertune.remote.scheduler.evacuation import (
 from clustertune.remote.scheduler.mover import (
     ManagerHold,
     MovePolicy,
+    drop_retirement,
     move_until,
     reasons,
 )
@@ -149,7 +150,6 @@ class WorkerRestart:
         self.recomputed = 0
         self.new_address = ""
         self.detour = ""  # why the keys could not move directly to the next process
-        #: fields of the logged events
         self.event = {"action": "retire" if retire else "restart", "worker": address}
 
     def state(self) -> dict[str, Any]:
@@ -328,8 +328,7 @@ class WorkerRestart:
             raise Refused(silent)
 
     def _refuse_begun(self, worker: Any) -> None:
-        begun = "" if self.end_tasks else begun_work(self.scheduler, worker)
-        if begun:
+        if not self.end_tasks and (begun := begun_work(self.scheduler, worker)):
             raise Refused(begun)
 
     # --- the next process, while the former one keeps its keys ------------------------
@@ -423,9 +422,9 @@ class WorkerRestart:
         """Count the keys that forbid to end a worker."""
         if not self.end_tasks:
             return len(worker.has_what)
-        lost = self.unsendable.staying
+        lost, parked = self.unsendable.staying, self.parking.worker
         return sum(
-            t.key not in lost and is_only_on(t, worker, self.scheduler)
+            t.key not in lost and is_only_on(t, worker, self.scheduler, parked)
             for t in worker.has_what
         )
 
@@ -455,6 +454,7 @@ class WorkerRestart:
         with suppress(asyncio.TimeoutError):  # another move of Dask may never end
             if self.address in await within(closing, self._undo_end() - monotonic()):
                 return ""
+        drop_retirement(self.scheduler, self.address)
         self.not_undone = left = await self._undo(worker)
         return "; ".join(filter(None, ["the scheduler did not close it", left]))
 

@@ -41,7 +41,12 @@ async def in_memory(
     answers: list[dict[str, Any] | None] = [None] * len(keys)
     known = [i for i, n in enumerate(rows) if n >= 0 and labels[i] in looks]
     end = monotonic() + SECONDS
-    for some in _batches(known, lambda i: dask_worker.state.tasks[keys[i]].nbytes or 0):
+
+    def nbytes(number: int) -> int:  # a key may leave meanwhile
+        task = dask_worker.state.tasks.get(keys[number])
+        return 0 if task is None else task.nbytes or 0
+
+    for some in _batches(known, nbytes):
         left = end - monotonic()
         if left <= 0 or dask_worker.status.name != "running":
             break

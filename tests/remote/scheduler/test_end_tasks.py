@@ -239,3 +239,25 @@ async def test_a_drop_counts_what_dask_cannot_compute_again(
 def test_from_the_shell() -> None:
     asked = ["restart", "tcp://127.0.0.1:1", "--end-tasks", "--drop-data"]
     assert CliRunner().invoke(main, asked).exit_code == 2
+
+
+@gen_cluster(
+    nthreads=[("127.0.0.1", 1)],
+    **NANNIES | {"worker_kwargs": NANNIES["worker_kwargs"] | {"resources": {"a": 1}}},
+)
+async def test_the_only_worker_that_cannot_run_twice(c: Any, s: Any, n: Any) -> None:
+    """Its parking worker has the keys while the process with the stuck task ends."""
+    kept = await c.scatter([1, 2], hash=False)
+    stuck = c.submit(until_open, "gate", pure=False)
+    (worker,) = s.workers.values()
+    await soon(lambda: worker.processing)
+    work = WorkerRestart(
+        s, ManagerHold(s), worker.address, {}, {}, 0.1, 30,
+        parking=ship.pickled(park.act), end_tasks=True,
+    )  # fmt: skip
+    assert await work.run() == ""
+    assert work.detour
+    assert (work.ended_tasks, work.lost) == (1, 0)
+    assert await c.gather(kept) == [1, 2]
+    await Event("gate").set()
+    assert await stuck != worker.pid
