@@ -37,6 +37,7 @@ from clustertune.integrations.libraries.boosting import Checkpoint
 from clustertune.monitor import monitor
 from clustertune.operations.call import Procedure, carry_out
 from clustertune.operations.watch import Monitor
+from clustertune.operations.worker_changes import REASONS
 from clustertune.operations.workers import RESTART_LOOK, SKIPS
 from clustertune.remote import ship
 from clustertune.remote.ending import within
@@ -47,6 +48,7 @@ logger = logging.getLogger("clustertune")
 
 POLL = 2.0  # seconds for which the scheduler keeps a request for news
 RETRY = 1.0  # seconds between two tries to reach a scheduler that is gone
+FREED = REASONS["clustertune-restart"]  # of a worker without its stuck tasks
 #: seconds for which a library may raise its own error after it lost a worker. XGBoost
 #: takes 0.5 s, or never does: its members may wait for a thread that has ended.
 GRACE = 2.0
@@ -396,6 +398,10 @@ class FitWatch:
         every = {x["worker"]: x for x in (*more, *state["lost"])}
         lost = {worker: x["how"] for worker, x in every.items()}
         reasons = await self._reasons(lost, watched)
+        # another fit has lost the same worker, and its watch freed threads of this one
+        freed = [w for w, why in reasons.items() if why == FREED]
+        for worker in freed if len(freed) < len(lost) else ():
+            del lost[worker], reasons[worker]
         workers, _ = await monitor.running_workers(self.client)
         leaving = {x["address"] for x in every.values() if x["how"] == "leaving"}
         here = {
