@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Event, wait
+from distributed.active_memory_manager import RetireWorker
 
 from clustertune.remote.scheduler import mover
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
@@ -431,3 +432,16 @@ async def test_waiting_for_the_lock_is_no_fault(c, s, *workers):
         await moving
     assert policy.done == 3
     assert not policy.left
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_cancelled_retirement_moves_no_more_keys(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """Dask's policy would go on, also after the worker runs again."""
+    manager = s.extensions["amm"]
+    for worker in (a, b):
+        manager.add_policy(RetireWorker(worker.address))
+    mover.drop_retirement(s, a.address)
+    left = [p for p in manager.policies if isinstance(p, RetireWorker)]
+    assert [policy.address for policy in left] == [b.address]
