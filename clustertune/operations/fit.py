@@ -378,9 +378,12 @@ class _Work:
         if self.file is not None and (problem := self.file.remove()):
             self._note(problem)
         report, every = prepared.report, [p.hold.measures for p in self.attempts]
-        held = [str(one) for one in every if one]  # None: the client is closed
-        if len(every) > 1:
-            held = [f"attempt {number}: {text}" for number, text in enumerate(held, 1)]
+        several = len(every) > 1
+        held = [
+            f"attempt {number}: {one}" if several else str(one)
+            for number, one in enumerate(every, 1)
+            if one  # None: the client is closed
+        ]
         if prepared.n_threads is not None:
             threads = plural(prepared.n_threads, "thread")
             held[:0] = [f"one worker of each host trained, with {threads}", BUSY_HOSTS]
