@@ -137,7 +137,7 @@ async def requests(scheduler, n_keys):
     ceilings = [15 * GIB] * len(addresses)
     await ask("look", collections=[], title="look at workers")
     await ask("look", collections=packed)
-    await ask("look_at_workers", owner="me", workers=addresses)
+    await ask("look_at_workers", workers=addresses)
     await ask("survey", packages=[])
     await ask("look_at_keys", owner="me", keys=every)
     await ask("holdings", owner="me", kept=every)

@@ -66,31 +66,17 @@ def steps_by_need(
     most: float = 1,
 ) -> Iterator[Step]:
     """A step for each of these workers that needs a restart; see :func:`steps`."""
-    growth = {w.id: memory.expected_growth(findings, w) for w in view.now.workers}
     reasons = {
-        w.id: memory.restart_reason(w, growth[w.id])
+        w.id: memory.restart_reason(w, memory.expected_growth(findings, w))
         for w in view.now.workers
         if w.id in ids and not w.parking
     }
     needed = {id for id, reason in reasons.items() if reason}
     for step in steps(view, needed, wait=wait, most=most):
-        args = step.args
-        if isinstance(args, Restart):
-            reason = f"{step.summary}; {reasons[args.id]}"
-            args = replace(args, growth=growth[args.id])
-            step = replace(step, summary=reason, args=args)  # noqa: PLW2901
-        yield step
-
-
-def needless(step: Step, view: View) -> str:
-    """Why a restart that was planned by need is not needed; empty if it is."""
-    args = step.args
-    if not isinstance(args, Restart) or args.growth is None:
-        return ""
-    worker = view.now.by_address.get(args.address)
-    if worker is None or memory.restart_reason(worker, args.growth):
-        return ""
-    return memory.no_restart_reason(worker)
+        summary = step.summary
+        if isinstance(step.args, Restart):
+            summary += f"; {reasons[step.args.id]}"
+        yield replace(step, summary=summary)
 
 
 def steps(
@@ -173,15 +159,19 @@ def ends(
 
     Those with the fewest bytes to move come first. At most ``most`` workers (a number,
     or a fraction of all) are away at the same time; ``at_once``: all. Each gets a new
-    ``size``. No keys go to ``leaving`` workers.
+    ``size``, whose limit counts from the start if it is lower. No keys go to
+    ``leaving`` workers.
     """
     collections, limits = _aligned(view), _process_limits(view)
     real = [w for w in view.now.workers if not w.parking]
     going = sorted((w for w in real if w.id in ids), key=_needed)
-    resized: dict[str | int, tuple[int, int]] = {}
+    if size is not None and size.memory_limit is not None:
+        for w in (w for w in going if w.id in limits):
+            both = limits[w.id], process_limit(w, size.memory_limit)
+            limits[w.id] = min(filter(None, both), default=0)
     n_away = max(1, len(going)) if at_once else number_away(most, len(real))
-    starts = range(0, len(going), n_away)
-    for number, batch in enumerate(going[i : i + n_away] for i in starts):
+    for start in range(0, len(going), n_away):
+        batch = going[start : start + n_away]
         away = frozenset(w.id for w in batch).union(leaving)
         for worker in batch:
             # stuck workers leave one after the other, as far as memory is concerned
@@ -191,15 +181,12 @@ def ends(
                 {
                     "id": worker.id,
                     "address": worker.address,
-                    "process_limits": Others(limits, gone, resized, number),
+                    "process_limits": Others(limits, gone),
                     "wait": wait,
                     "collections": collections,
                     "concurrent": tuple(w.address for w in batch if w is not worker),
                 },
             )
-        if size is not None and size.memory_limit is not None:
-            limit = size.memory_limit
-            resized |= {w.id: (number, process_limit(w, limit)) for w in batch}
 
 
 def _aligned(view: View) -> tuple[tuple[Key, ...], ...]:
@@ -265,25 +252,17 @@ class Others(Mapping[str | int, int]):
     """Ceilings in bytes by id, without the workers that are away.
 
     It is a view, because a dictionary for each of many steps would take much memory.
-    ``resized`` has the number of the batch and the new ceiling of each worker that an
-    earlier batch resized; ``number`` is the number of this batch.
     """
 
     def __init__(
-        self,
-        every: Mapping[str | int, int],
-        away: Collection[str | int],
-        resized: Mapping[str | int, tuple[int, int]] | None = None,
-        number: int = 0,
+        self, every: Mapping[str | int, int], away: Collection[str | int]
     ) -> None:
         self._every, self._away = every, away
-        self._resized, self._number = resized or {}, number
 
     def __getitem__(self, id: str | int) -> int:
         if id in self._away:
             raise KeyError(id)
-        number, most = self._resized.get(id, (self._number, 0))
-        return most if number < self._number else self._every[id]
+        return self._every[id]
 
     def __iter__(self) -> Iterator[str | int]:
         return (id for id in self._every if id not in self._away)

@@ -36,7 +36,6 @@ from clustertune.core.snapshots import Key as Key
 from clustertune.core.snapshots import KeyGroup as KeyGroup
 from clustertune.core.snapshots import Layout as Layout
 from clustertune.core.snapshots import LayoutSummary as LayoutSummary
-from clustertune.core.snapshots import LeaseHolder as LeaseHolder
 from clustertune.core.snapshots import OtherVersions as OtherVersions
 from clustertune.core.snapshots import ParkingSpace as ParkingSpace
 from clustertune.core.snapshots import Run as Run
@@ -277,7 +276,6 @@ class Rechunk:
     released: tuple[str, ...] = ()  # labels whose old partitions are released meanwhile
     copies: int = 1  # replicas of each row in the new partitions
     shortage: str = ""  # why it does not fit in memory; empty if it does
-    moves: Moves | None = None  # of collections that are not cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -328,8 +326,6 @@ class Restart(WorkerEnd):
     """Another process follows and gets the keys; the nanny may keep them meanwhile."""
 
     end_tasks: bool = False  # end tasks that still run then, with the former process
-    #: restart only while needed, with this growth in bytes per run; None: always
-    growth: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,7 +441,7 @@ class Outcome(Result):
     """A step and its result, as far as it is known."""
 
     step: Step
-    status: str  # done, partly, skipped, not needed, failed
+    status: str  # done, partly, skipped, failed
     seconds: float | None = None
     reason: str = ""  # why it was not done, or only in part
 
@@ -509,10 +505,6 @@ def _proposes_nothing(_: tuple[Finding, ...], __: View) -> Iterator[Step]:
     yield from ()
 
 
-def _always_needed(_: Step, __: View) -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class Action:
     """One kind of change to a cluster."""
@@ -521,5 +513,3 @@ class Action:
     enact: Callable[[Step, Cluster, Notify], Awaitable[Result]]
     #: returns steps that fix findings (pure)
     propose: Callable[[tuple[Finding, ...], View], Iterator[Step]] = _proposes_nothing
-    #: returns why a planned step is not needed any more; empty if it is needed
-    needless: Callable[[Step, View], str] = _always_needed

@@ -5,7 +5,7 @@ The line contains results only, never the text of a plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,6 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import names_text, plural, printable, workers_text
 
-UNTOUCHED = ("skipped", "not needed")  # statuses of steps that changed nothing
 UNFINISHED = ("skipped", "partly", "failed")
 MAX_REASONS = 3
 MAX_REASON = 200  # characters
@@ -52,7 +51,7 @@ class Done:
 
     action: str
     summary: str
-    status: str  # planned, done, partly, skipped, not needed, failed or refused
+    status: str  # planned, done, partly, skipped, failed or refused
     predicted_bytes: int | None  # bytes to transfer; None: unknown
     at_risk: str
     nbytes: int | None = None  # measured; None: not measured
@@ -147,7 +146,7 @@ def refusals(plan: Plan) -> Iterator[Done]:
 def carried_out(outcome: Outcome) -> Done:
     """Return a step with its result."""
     # a worker that ended by itself is skipped, and its keys are lost all the same
-    lost = outcome.lost or 0 if outcome.status in UNTOUCHED else outcome.lost
+    lost = outcome.lost or 0 if outcome.status == "skipped" else outcome.lost
     return _done(
         outcome.step,
         outcome.status,
@@ -224,7 +223,7 @@ def summary_line(
     groups = _groups(steps)
     texts = [x for some in groups for x in (_finished(some), *_unfinished(some, error))]
     texts += _lost([step for some in groups for step in some], lost)
-    return "; ".join([*texts, *_unfinished(steps, error, ("not needed",))])
+    return "; ".join(texts)
 
 
 def _groups(steps: Sequence[Done]) -> list[list[Done]]:
@@ -274,12 +273,10 @@ def _lost(steps: Sequence[Done], losses: Sequence[Loss] | None) -> Iterator[str]
     yield text
 
 
-def _unfinished(
-    steps: Sequence[Done], error: str, statuses: Collection[str] = UNFINISHED
-) -> Iterator[str]:
+def _unfinished(steps: Sequence[Done], error: str) -> Iterator[str]:
     reasons: dict[tuple[str, str], list[Done]] = {}
     for step in steps:
-        if step.status in statuses:
+        if step.status in UNFINISHED:
             reasons.setdefault((step.status, step.reason), []).append(step)
     for (status, reason), some in list(reasons.items())[:MAX_REASONS]:
         names = names_text([w for s in some for w in s.workers])

@@ -171,15 +171,6 @@ class WorkerSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseHolder:
-    """Another client's fit, plan or hold, for which plans wait."""
-
-    label: str
-    client: str  # id
-    seconds: float  # since it began
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyGroup:
     """Keys in memory with the same prefix that the same clients want kept."""
 
@@ -254,7 +245,6 @@ class Snapshot:
     adaptive: tuple[int, float] | Unknown | None = None
     survey: Survey | None = None  # None: not read
     key_groups: tuple[KeyGroup, ...] | None = None  # None: not read
-    lease_holder: LeaseHolder | None = None  # None: there is none, or it was not read
 
     @cached_property
     def by_address(self) -> Mapping[str, WorkerSnapshot]:

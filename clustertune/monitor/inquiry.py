@@ -19,7 +19,6 @@ from clustertune.core.model import (
     HeldData,
     Key,
     KeyGroup,
-    LeaseHolder,
     ParkingSpace,
     Run,
     RunningTask,
@@ -165,19 +164,10 @@ async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
 async def with_held_data(client: Client, snapshot: Snapshot) -> Snapshot:
     """Add the data of each worker that its restart has to save.
 
-    Also the holder of the cluster, and the parking space of workers with such data.
+    Also the parking space of workers with such data.
     """
     addresses = [w.address for w in snapshot.workers]
-    mine = {"owner": client.id, "workers": addresses}
-    answer = await monitor.ask(client, "look_at_workers", **mine)
-    holder, found = answer["holder"], answer["data"]
-    if holder is not None:
-        holder = LeaseHolder(
-            label=holder["label"],
-            client=holder["client"],
-            seconds=max(0.0, snapshot.time - holder["since"]),
-        )
-    snapshot = replace(snapshot, lease_holder=holder)
+    found = await monitor.ask(client, "look_at_workers", workers=addresses)
     names = ("keys", "unique", "nbytes", "scattered", "actors", "copied")
     held = dict(zip(found, _read_rows(HeldData, names, found.values()), strict=True))
     snapshot = monitor.with_values(snapshot, "held_data", held)

@@ -157,9 +157,6 @@ async def execute(
         if number:
             view = await cluster.look(notify)
         action = ACTIONS[step.action]
-        if needless := action.needless(step, view):
-            outcomes.append(Outcome(step=step, status="not needed", reason=needless))
-            continue
         refused = guards.refusal(step, view)
         if refused is not None:
             reason = refused.reason
@@ -283,16 +280,10 @@ class RunningCall:
             causes = await stuck_workers(self.call.client, self.call.timeout)
             texts = [f"{f.message}. {f.remedy}".rstrip(".") for f in causes]
             advice = "; ".join(["Give a longer timeout", *texts])
-            what, coming = "The report lists what was done", self.journal.losses
-            known = self.cluster.held and self.journal.lost == 0
-            if known and not coming:  # none is computed again
-                what = (
-                    "Data that was in memory before, and was not released, is "
-                    "complete; the report lists what was done"
-                )
             return TimedOutError(
                 f"{self.call.name} did not finish within "
-                f"{seconds_text(self.call.timeout)}. {what}. {advice}"
+                f"{seconds_text(self.call.timeout)}. The report lists what was done. "
+                f"{advice}"
             )
         return connection.lost(self.call.client, error) or error
 
@@ -518,7 +509,7 @@ def _batch(step: Step) -> object:
 def _status(journal: Journal, dry_run: bool) -> str:
     if dry_run:
         return "planned"
-    left = {o.status for o in journal.outcomes} - {"not needed"}
+    left = {o.status for o in journal.outcomes}
     if not left:
         return "fine"
     unknown = journal.losses is None

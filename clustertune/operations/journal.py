@@ -38,7 +38,6 @@ from clustertune.core.model import (
 )
 from clustertune.core.report import Report
 from clustertune.core.results import (
-    UNTOUCHED,
     Done,
     Loss,
     WorkerState,
@@ -139,7 +138,7 @@ class Journal:
         """Keys that were lost during the call; None if they are not known."""
         begun = [o for o in self.outcomes if o.seconds is not None]
         losing = [o for o in begun if isinstance(o.step.args, Drop | WorkerEnd)]
-        losing = [o for o in losing if o.status not in UNTOUCHED]
+        losing = [o for o in losing if o.status != "skipped"]
         if self.losses is None or any(o.lost is None for o in losing):
             return None
         in_steps = sum(o.lost or 0 for o in self.outcomes)

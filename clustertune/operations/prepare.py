@@ -132,10 +132,7 @@ def _plan(journal: Journal) -> Plan:
 
 
 def _made_no_progress(outcomes: Sequence[Outcome]) -> bool:
-    return all(
-        o.status in ("partly", "skipped", "not needed") and not o.nbytes
-        for o in outcomes
-    )
+    return all(o.status in ("partly", "skipped") and not o.nbytes for o in outcomes)
 
 
 def _repeats(journal: Journal) -> bool:

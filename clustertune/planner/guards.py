@@ -35,7 +35,6 @@ from clustertune.core.wording import (
     bytes_text,
     names_text,
     plural,
-    printable,
     seconds_text,
     verb,
     workers_text,
@@ -44,10 +43,6 @@ from clustertune.planner import memory
 
 MIB = 2**20
 OTHERS = "include_other_clients=True (--include-other-clients) includes them"
-BETWEEN_RUNS = (
-    "`clustertune schedule restart` restarts in the next gap between runs instead"
-)
-AFTER_WORK = "do it when that work has ended"
 
 
 def sort_out(
@@ -329,41 +324,26 @@ GUARDS: Mapping[type, tuple[Callable[[Any, View], str | None], ...]] = {
 }
 
 
-# --- interrupted work -----------------------------------------------------------------
+# --- running work -----------------------------------------------------------------
 
 
 def notes(steps: Iterable[Step], view: View) -> tuple[str, ...]:
-    """Describe running tasks and a hold that the steps interrupt or wait for."""
+    """Describe running tasks that the steps wait for."""
     waits: dict[str, float] = {}
-    restarts = True
     for step in steps:
         args = step.args
         if isinstance(args, WorkerEnd):
             waits[args.address] = args.wait
-            restarts &= type(args) is Restart
         elif isinstance(args, Drop):
             waits |= dict.fromkeys(args.workers, args.wait)
-    if not waits:
-        return ()
-    instead = BETWEEN_RUNS if restarts else AFTER_WORK
     # a restart does not wait for tasks for which no client waits
     busy = (w for w in view.now.workers if w.busy and w.processing)
     workers = [w for w in busy if w.address in waits]
-    found = []
-    if workers:
-        longest = seconds_text(max(waits[w.address] for w in workers))
-        found.append(
-            f"{workers_text([w.id for w in workers])} {verb(workers, 'runs')} tasks; "
-            f"the plan waits up to {longest} on each; {instead}"
-        )
-    holder = view.now.lease_holder
-    if holder is not None:
-        found.append(
-            f"{printable(holder.label)} (client {printable(holder.client)}) has held "
-            f"the cluster for {seconds_text(holder.seconds)}, and this plan waits for "
-            f"its end; {instead}"
-        )
-    return tuple(found)
+    if not workers:
+        return ()
+    longest = seconds_text(max(waits[w.address] for w in workers))
+    run = f"{workers_text([w.id for w in workers])} {verb(workers, 'runs')} tasks"
+    return (f"{run}; the plan waits up to {longest} on each",)
 
 
 # --- data in memory -------------------------------------------------------------------

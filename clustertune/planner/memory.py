@@ -353,18 +353,3 @@ def restart_reason(worker: WorkerSnapshot, growth: int = 0) -> str:
         # the memory of a process without keys is known for the first hour only
         fresh=worker.least_memory or 0,
     )
-
-
-def no_restart_reason(worker: WorkerSnapshot) -> str:
-    """Return why a worker without a :func:`restart_reason` is not restarted."""
-    line, text = process_limit(worker), bytes_text(worker.process)
-    if not line:
-        return f"{text}, and no threshold of it is known"
-    if worker.process <= line:
-        return f"{text}, below its threshold of {bytes_text(line)}"
-    freed = max(0, worker.process - worker.managed - (worker.least_memory or 0))
-    return (
-        f"{text}, above its threshold of {bytes_text(line)}, but with its "
-        f"{bytes_text(worker.managed)} of data a restart would free only "
-        f"{bytes_text(freed)}"
-    )

@@ -234,7 +234,7 @@ def _separated(layout: Layout, view: View) -> int:
 
 
 def moves(before: View, after: View) -> tuple[str, ...]:
-    """Return which partitions left their workers, and which replicas are missing.
+    """Return which partitions left their workers.
 
     A surplus replica on another worker is not a move.
     """
@@ -248,7 +248,6 @@ def moves(before: View, after: View) -> tuple[str, ...]:
         whole = _whole(new, after)
         pairs = enumerate(zip(was, now, strict=True))
         moved = [i for i, (a, b) in pairs if a != b and (i, a) not in whole]
-        found += _missing_replicas(new, was, moved)
         if moved:
             i = moved[0]
             places = f"{workers_text([was[i]])} to {workers_text([now[i]])}"
@@ -265,19 +264,6 @@ def _whole(layout: Layout, view: View) -> set[tuple[int, str | int]]:
     whole = there.nbytes == layouts.partition_bytes(layout)[there.partition]
     ids = [view.now.workers[i].id for i in there.worker[whole].tolist()]
     return set(zip(there.partition[whole].tolist(), ids, strict=True))
-
-
-def _missing_replicas(
-    layout: Layout, was: list[str | int], moved: list[int]
-) -> Iterator[str]:
-    """Yield the workers that lost their replica of an eval set."""
-    if not layouts.is_copied(layout):
-        return
-    full = set(np.flatnonzero(layout.rows > 0).tolist())
-    missing = {was[i] for i in full} - {was[i] for i in full.difference(moved)}
-    if missing:
-        ids = sorted(missing, key=str)
-        yield f"{workers_text(ids)} lost the replica of {layout.label}"
 
 
 def _homes(layout: Layout, view: View) -> list[str | int]:

@@ -124,21 +124,6 @@ async def test_verify_does_not_wait_for_ever_for_a_count(c, s, a):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_timed_out_call_claims_only_what_it_saw(c, s, a, b):
-    """Losses are counted under the lease only, which a dry run does not take."""
-    p = await clustertune.prepare(c, da.ones((120, 3), chunks=(20, 3)))
-    busy = c.submit(lambda: Event("gate").wait(60), workers=[a.address])
-    await soon(lambda: a.state.executing_count)
-    await b.close()
-    await soon(lambda: any(f.status == "lost" for f in futures_of(p.X)))
-    with pytest.raises(TimedOutError) as caught:
-        await clustertune.prepare(c, p.X, dry_run=True, timeout=0.5)
-    assert "is complete" not in str(caught.value)
-    await Event("gate").set()
-    await busy
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_digests_of_former_partitions(c, s, a, b):
     """Lost ones are computed again first, within the time limit of their call."""
     X = da.random.default_rng(0).random((120, 3), chunks=(20, 3))

@@ -214,11 +214,6 @@ def test_the_trim_comes_first() -> None:
     trimmed = replace(seen, goal=replace(seen.goal, trimmed=frozenset({0, 1})))
     plan = planner.make_plan(found, trimmed, ACTIONS)
     assert (plan.phase, len(plan.steps)) == ("restart", 1)
-    (step,) = plan.steps
-    assert restart.needless(step, trimmed) == ""
-    cured = auto(worker(0, process=GIB), worker(1))
-    text = "1.0 GiB, below its threshold of 2.8 GiB"
-    assert restart.needless(step, cured) == text
 
 
 LEAST = 200 * 2**20
@@ -252,14 +247,12 @@ def test_need(changes: Any, growth: int, needed: bool) -> None:
     """A restart is needed if a new process with the keys is below the threshold."""
     one = worker(0, **({"least_memory": LEAST} | changes))
     assert bool(memory.restart_reason(one, growth)) == needed
-    assert memory.no_restart_reason(one)
 
 
 def test_a_leak_is_restarted_before_the_run_that_fills_it() -> None:
     """The growth per run decides."""
     seen = auto(worker(0, process=2 * GIB), worker(1))
     (step,) = proposed("restart", seen, named("memory_growth", 0, bytes_per_run=GIB))
-    assert step.args.growth == GIB
     assert "grows by 1.0 GiB in a run" in step.summary
     assert proposed("restart", seen, named("memory_growth", 0, bytes_per_run=9)) == []
 

@@ -589,28 +589,6 @@ def test_a_surplus_copy_is_no_move() -> None:
     assert len(moves(there, seen(half))) == 1
 
 
-def test_workers_that_lack_a_copied_eval_set() -> None:
-    """Each worker had a replica; one moved to a worker that has two now."""
-
-    def copied(where: list[int]) -> Layout:
-        made = layout([7, 0, 7, 0], where, ("Xv", "yv"), label="eval_set[0]")
-        collections = [
-            replace(m, keys=tuple((f"copied-{m.label}", i) for i in range(4)))
-            for m in made.collections
-        ]
-        return replace(made, collections=tuple(collections))
-
-    data = layout(ROWS, [0, 0, 1, 1])
-    before = seen(data, copied([0, 0, 1, 1]))
-    assert moves(before, before) == ()
-    lost, moved = moves(before, seen(data, copied([1, 0, 1, 1])))
-    assert lost == "worker 0 lost the replica of eval_set[0]"
-    assert moved.startswith("1 partition of the eval_set[0] moved")
-    # a partition without rows is none of it
-    (moved,) = moves(before, seen(data, copied([0, 1, 1, 1])))
-    assert moved.startswith("1 partition of the eval_set[0] moved")
-
-
 def test_moves_of_what_cannot_be_compared() -> None:
     """Other checks report other partitions, and partitions that left memory."""
     for other in (layout([20, 20], [1, 1]), layout(ROWS, None)):

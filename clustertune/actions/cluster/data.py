@@ -37,7 +37,7 @@ from clustertune.core.model import (
     Result,
     View,
 )
-from clustertune.core.wording import names_text, plural, printable
+from clustertune.core.wording import plural, printable
 from clustertune.errors import IncompleteError, RefusedError
 from clustertune.monitor import connection, inquiry
 from clustertune.planner import remedies
@@ -324,7 +324,6 @@ class CallData:
         given = {x.label: x.collection for x in self.given}
         old = {c.label: self._found[c.label].futures or [] for c in recut.cuts}
         lent = {x for x in recut.released if x not in self._ours or x in self._shared}
-        kept = [c.label for c in recut.cuts if c.label in self._shared - lent]
         others = {k: f.futures or () for k, f in self._found.items() if k not in lent}
         mine = [f for label in lent for f in old[label]]
         await refuse_shared(self.client, mine, others)
@@ -364,7 +363,7 @@ class CallData:
             ends = await self.client.gather(wanted, asynchronous=True)
             self._replace(await asyncio.to_thread(make, ends))
         sent = await inquiry.received(self.client, sorted(graph.sent), before)
-        return Result(nbytes=sent, details=_kept_text(kept))
+        return Result(nbytes=sent)
 
     async def copy(self, moves: Moves, notify: Notify) -> Result:
         """Make copies of partitions on their targets, which replace the collections."""
@@ -469,12 +468,6 @@ def _find(given: inputs.Given, client: Client) -> _Found:
     rows = partitions.lengths(collection, asynchronous=asynchronous)
     files = given.sources or partitions.files_of(collection)
     return _Found(names, None, rows, files, *graphs.origin(collection))
-
-
-def _kept_text(kept: Sequence[str]) -> str:
-    """Why old partitions stay in memory, by label; empty if none do."""
-    text = f"the old partitions of {names_text(kept)} stay in memory, because another "
-    return f"{text}collection or client holds them" if kept else ""
 
 
 def _targets(load: Load, label: str) -> list[str] | None:

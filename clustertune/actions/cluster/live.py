@@ -340,11 +340,6 @@ class LiveCluster:
             await self.put_bounds_back()
 
     @property
-    def held(self) -> bool:
-        """Whether the call has had the lease, under which losses are counted."""
-        return bool(self._lease.token)
-
-    @property
     def lost(self) -> Mapping[str, tuple[int, int]] | None:
         """Lost and coming keys of workers that ended, by address; None: unknown."""
         return self._lease.lost

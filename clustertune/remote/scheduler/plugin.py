@@ -108,7 +108,7 @@ class ClustertunePlugin(SchedulerPlugin):
             "is_held": self.lease.is_held,
             "release": self.release,
             "look": self.look,
-            "look_at_workers": self.look_at_workers,
+            "look_at_workers": partial(survey.held_data, scheduler),
             "look_at_keys": partial(survey.look_at_keys, scheduler),
             "survey": partial(survey.survey, scheduler),
             "past_runs": partial(settled, scheduler, self.runs),
@@ -309,19 +309,6 @@ class ClustertunePlugin(SchedulerPlugin):
         return memory | {
             "manager": self.manager.running(),
             "collections": found,
-        }
-
-    async def look_at_workers(
-        self, owner: str, workers: Sequence[str]
-    ) -> dict[str, Any]:
-        """Return the data of workers, and what holds the cluster.
-
-        ``data`` is that of ``survey.held_data``. ``holder`` is a lease or hold of
-        another client: ``client``, ``label`` and ``since``, or None.
-        """
-        return {
-            "data": await survey.held_data(self.scheduler, workers),
-            "holder": self.lease.of_others(owner) or self.holds.of_others(owner),
         }
 
     # --- requests for jobs ------------------------------------------------------------

@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import gc
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -217,28 +218,21 @@ def least_memory(dask_worker: Any) -> int | None:
     return int(min(monitor.quantities["memory"]))
 
 
-async def trim(dask_worker: Any) -> list[Any]:
+async def trim(dask_worker: Any) -> list[int]:
     """Return unneeded memory of a worker's process to its host.
 
     The scheduler gets the new value at once, so that forecasts use it. Returns the
-    bytes before and after, and whether the C library returned memory.
+    bytes before and after.
     """
     process = psutil.Process()
     before = process.memory_info().rss
     gc.collect()
-    trimmed = _malloc_trim()
+    # musl, macOS and Windows do not have it
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
     after = process.memory_info().rss
     await send_memory(dask_worker)
-    return [before, after, trimmed]
-
-
-def _malloc_trim() -> bool:
-    """Call glibc's ``malloc_trim``; musl, macOS and Windows do not have it."""
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return False
-    return True
+    return [before, after]
 
 
 async def send_memory(dask_worker: Any) -> int:
