@@ -29,6 +29,14 @@ async def opened(client: Any) -> Lease:
     return lease
 
 
+async def stuck_move(c: Any, a: Any, b: Any) -> tuple[Any, dict[str, Any]]:
+    """A key, and the arguments of its move without an end: there is never room."""
+    future = c.submit(np.ones, 1000, workers=[a.address])
+    await wait(future)
+    move = (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
+    return future, {"workers": [b.address], "ceilings": [1], "moves": [move]}
+
+
 def quietly(*_: Any) -> None:
     """Ignore progress."""
 
@@ -38,15 +46,12 @@ async def test_a_job_whose_client_loses_its_connections(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
     """The job continues, and the call learns its result."""
-    future = c.submit(np.ones, 1000, workers=[a.address])
-    await wait(future)
-    move = (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
-    room = {"workers": [b.address], "ceilings": [1]}  # byte: there is never room
+    _key, stuck = await stuck_move(c, a, b)
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         lease = await opened(other)
         async with lease.held("a move", quietly):
             job = asyncio.ensure_future(
-                lease.job("move", quietly, **room, moves=[move], deadline=2.0)
+                lease.job("move", quietly, **stuck, deadline=2.0)
             )
             await soon(lambda: s.plugins[NAME].jobs.kept)
             first = s.clients[other.id]
@@ -64,14 +69,11 @@ async def test_a_job_whose_client_loses_its_connections(
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_job_that_is_cancelled_twice(c: Any, s: Any, a: Any, b: Any) -> None:
     """The call learns how it ended; two limits of time may end a call."""
-    future = c.submit(np.ones, 1000, workers=[a.address])
-    await wait(future)
-    move = (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
-    room = {"workers": [b.address], "ceilings": [1]}  # byte: there is never room
+    _key, stuck = await stuck_move(c, a, b)
     lease, ended = await opened(c), list[dict[str, Any]]()
     async with lease.held("a move", quietly):
         job = asyncio.ensure_future(
-            lease.job("move", quietly, ended, **room, moves=[move], deadline=100.0)
+            lease.job("move", quietly, ended, **stuck, deadline=100.0)
         )
         await soon(lambda: s.plugins[NAME].jobs.kept)
         for _ in range(2):
@@ -129,15 +131,10 @@ async def test_a_job_that_ends_with_the_scheduler(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
     """A job that ends with the scheduler raises an error, because it has no result."""
-    future = c.submit(np.ones, 1000, workers=[a.address])
-    await wait(future)
-    move = (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
-    room = {"workers": [b.address], "ceilings": [1]}  # byte: there is never room
+    _key, stuck = await stuck_move(c, a, b)
     lease = await opened(c)
     async with lease.held("a move", quietly):
-        job = asyncio.ensure_future(
-            lease.job("move", quietly, **room, moves=[move], deadline=60.0)
-        )
+        job = asyncio.ensure_future(lease.job("move", quietly, **stuck, deadline=60.0))
         await soon(lambda: s.plugins[NAME].jobs.kept)
         await s.plugins[NAME].close()
         with pytest.raises(ConnectionLostError):

@@ -20,6 +20,12 @@ from tests.in_process import gen_cluster
 HOSTS = [("127.0.0.1", 1), ("127.0.0.2", 1), ("127.0.0.1", 1)]
 
 
+def evacuation(s: Any, worker: Any, limits: dict[str, int]) -> Evacuation:
+    """Return that of a worker, to others below these limits."""
+    parking, held = SimpleNamespace(worker=None), HeldKeys(s, worker.address)
+    return Evacuation(s, worker.address, {}, limits, parking, held)
+
+
 @gen_cluster(client=True, nthreads=HOSTS)
 async def test_keys_stay_on_the_host(c: Any, s: Any, a: Any, b: Any, near: Any) -> None:
     """They cross to another host only if the workers of this one are full."""
@@ -33,22 +39,12 @@ async def test_keys_stay_on_the_host(c: Any, s: Any, a: Any, b: Any, near: Any) 
             for w in (s.workers[x.address] for x in (b, near))
         }
         limits = {b.address: 10**12, near.address: used[near.address] + room}
-        evacuation = Evacuation(
-            s,
-            a.address,
-            {},
-            limits,
-            SimpleNamespace(worker=None),
-            HeldKeys(s, a.address),
-        )
-        return sorted(target for _, target in await evacuation.assign(worker))
+        return sorted(t for _, t in await evacuation(s, a, limits).assign(worker))
 
     assert await targets(10**12) == [near.address] * 4
     assert set(await targets(0)) == {b.address}
     with pytest.raises(NotEnoughMemory):
-        await Evacuation(
-            s, a.address, {}, {}, SimpleNamespace(worker=None), HeldKeys(s, a.address)
-        ).assign(worker)
+        await evacuation(s, a, {}).assign(worker)
 
 
 @gen_cluster(client=True, nthreads=HOSTS)
@@ -61,15 +57,8 @@ async def test_a_replica_on_a_silent_worker_does_not_count(
     await c.replicate([future], workers=[a.address, b.address])
     b.periodic_callbacks["heartbeat"].stop()
     s.workers[b.address].last_seen -= 60
-    evacuation = Evacuation(
-        s,
-        a.address,
-        {},
-        {b.address: 0, near.address: 0},
-        SimpleNamespace(worker=None),
-        HeldKeys(s, a.address),
-    )
-    targets = await evacuation.assign(s.workers[a.address])
+    limits = {b.address: 0, near.address: 0}
+    targets = await evacuation(s, a, limits).assign(s.workers[a.address])
     assert targets == [(future.key, near.address)]
 
 
@@ -82,15 +71,8 @@ async def test_a_silent_worker_gets_no_keys(
     sent = await c.scatter(list(range(4)), hash=False, workers=[a.address])
     near.periodic_callbacks["heartbeat"].stop()
     s.workers[near.address].last_seen -= 60
-    evacuation = Evacuation(
-        s,
-        a.address,
-        {},
-        {b.address: 10**12, near.address: 2 * 10**12},
-        SimpleNamespace(worker=None),
-        HeldKeys(s, a.address),
-    )
-    targets = await evacuation.assign(s.workers[a.address])
+    limits = {b.address: 10**12, near.address: 2 * 10**12}
+    targets = await evacuation(s, a, limits).assign(s.workers[a.address])
     assert sorted(targets) == sorted((future.key, b.address) for future in sent)
 
 

@@ -29,25 +29,18 @@ def worker(now: int, then: int, process: int, on_disk: int = 0) -> Any:
     )
 
 
-def test_what_has_left_is_not_unmanaged() -> None:
-    found = state.memory_of(worker(now=0, then=100, process=250))
-    assert (found.process, found.managed, found.unmanaged) == (150, 0, 150)
-
-
-def test_what_has_come_is_not_taken_from_the_rest() -> None:
-    found = state.memory_of(worker(now=100, then=0, process=150))
-    assert (found.process, found.managed, found.unmanaged) == (250, 100, 150)
-
-
-def test_keys_on_disk_are_not_in_the_process() -> None:
-    found = state.memory_of(worker(now=100, then=100, process=190, on_disk=60))
-    assert (found.process, found.managed, found.counted) == (190, 40, 40)
-
-
-def test_keys_that_are_counted_twice_stay_visible() -> None:
-    """The excess of Dask's count over process memory stays visible."""
-    found = state.memory_of(worker(now=300, then=300, process=200))
-    assert (found.process, found.managed, found.counted) == (200, 200, 300)
+@pytest.mark.parametrize(
+    ("now", "then", "process", "on_disk", "found"),
+    [
+        pytest.param(0, 100, 250, 0, (150, 0, 0, 0), id="left: not unmanaged"),
+        pytest.param(100, 0, 150, 0, (250, 100, 0, 100), id="came: not of the rest"),
+        pytest.param(100, 100, 190, 60, (190, 40, 60, 40), id="on disk"),
+        pytest.param(300, 300, 200, 0, (200, 200, 0, 300), id="counted twice"),
+    ],
+)
+def test_memory(now: int, then: int, process: int, on_disk: int, found: Any) -> None:
+    """Changes since the heartbeat count; so does the excess of Dask's count."""
+    assert state.memory_of(worker(now, then, process, on_disk)) == found
 
 
 def test_a_worker_that_is_not_heard_of_yet_has_nothing() -> None:
