@@ -209,13 +209,11 @@ def _by_host(view: View, ids: Collection[str | int] | None) -> list[Merge]:
     return merges
 
 
-def _rank(worker: WorkerSnapshot, size: WorkerSize) -> tuple[bool, int, bool, int, str]:
+def _rank(worker: WorkerSnapshot, size: WorkerSize) -> tuple[bool, int, str]:
     """Sort key of the workers of a host; the first one is kept."""
     whole = size.given_to(worker) == worker  # left by an interrupted merge
     data = worker.held_data
-    number = worker.id if isinstance(worker.id, int) else 0
-    named = isinstance(worker.id, str)
-    return not whole, -data.nbytes if data else 0, named, number, str(worker.id)
+    return not whole, -data.nbytes if data else 0, str(worker.id)
 
 
 def _retired(merges: list[Merge], view: View, wait: float) -> Iterator[Step]:

@@ -1,8 +1,8 @@
 """Guards refuse steps that would lose data or harm the cluster (pure).
 
 Each guard is asked when a step is planned, and again just before it is carried out, so
-that an old plan is not applied to a changed cluster. The module also describes what a
-plan interrupts, and what data a step would lose.
+that an old plan is not applied to a changed cluster. The module also describes the
+tasks for which a plan waits, and what data a step would lose.
 """
 
 from __future__ import annotations

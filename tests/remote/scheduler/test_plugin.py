@@ -170,14 +170,6 @@ async def test_all_requests_are_in_one_table(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_unknown_requests_are_refused(c, s, a, b):
-    """Only the listed methods can be called through the handler."""
-    await monitor.install_plugin(c, await monitor.identify(c))
-    with pytest.raises(VersionMismatchError, match="has no method"):
-        await monitor.ask(c, "attach")
-
-
-@gen_cluster(client=True, nthreads=TWO)
 async def test_one_lease(c, s, a, b):
     """A second plan gets the holder's name; after its release the lease is free."""
     await monitor.install_plugin(c, await monitor.identify(c))
@@ -298,29 +290,21 @@ async def test_the_lease_of_a_frozen_client_can_be_taken(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_a_move_needs_the_lease(c, s, a, b):
-    """Without the lease, or with one that has ended, nothing moves."""
+async def test_requests_that_are_refused(c, s, a, b):
+    """Unknown methods, moves without the lease, and late requests.
+
+    No call or block would end a lease or hold that comes after its release.
+    """
     await monitor.install_plugin(c, await monitor.identify(c))
+    with pytest.raises(VersionMismatchError, match="has no method"):
+        await monitor.ask(c, "attach")
+    move = {"workers": [], "ceilings": [], "moves": [], "deadline": 1}
     with pytest.raises(LeaseHeldError, match="lease"):
-        await monitor.ask(
-            c, "move", token="", workers=[], ceilings=[], moves=[], deadline=1
-        )
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
-    """A late request for a released lease is refused, because no call would end it."""
-    await monitor.install_plugin(c, await monitor.identify(c))
-    await monitor.ask(c, "release", token="late")
+        await monitor.ask(c, "move", token="", **move)
+    await monitor.ask(c, "release", token="late lease")
     with pytest.raises(LeaseHeldError, match="released"):
-        await monitor.ask(c, "acquire", owner=c.id, label="x", token="late")
+        await monitor.ask(c, "acquire", owner=c.id, label="x", token="late lease")
     assert s.plugins[NAME].lease.holder() is None
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_a_hold_that_was_released_before_it_came(c, s, a, b):
-    """A late or a repeated request gets no hold, because no block would end it."""
-    await monitor.install_plugin(c, await monitor.identify(c))
     hold = {"owner": c.id, "label": "x", "hold": True}
     await monitor.ask(c, "acquire", token="ended", **hold)
     await monitor.ask(c, "release", token="ended")
