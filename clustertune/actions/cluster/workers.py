@@ -22,6 +22,7 @@ from clustertune.core.model import (
     Retire,
     Trim,
     WorkerEnd,
+    WorkerSize,
     attach_result,
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
@@ -179,9 +180,16 @@ async def restart(
     except BaseException as error:
         attach_result(error, result)
         raise
-    if isinstance(args, Resize) and state["resized"] and state["address"]:
-        return replace(result, details=f"{result.details}; {args.size}")
-    return result
+    if not (isinstance(args, Resize) and state["resized"] and state["address"]):
+        return result
+    try:
+        workers = (await monitor.identify(lease.client))["workers"]
+    except BaseException as error:
+        attach_result(error, result)
+        raise
+    other = _differences(workers.get(state["address"]), args.size)
+    undone = "; ".join(filter(None, [result.not_done, other]))
+    return replace(result, not_done=undone, details=f"{result.details}; {args.size}")
 
 
 async def _update_manager(
@@ -351,3 +359,18 @@ def _resize_terms(args: WorkerEnd) -> dict[str, Any] | None:
         "line": line,
         "most": most,
     }
+
+
+def _differences(entry: Mapping[str, Any] | None, size: WorkerSize) -> str:
+    """Describe how a restarted worker differs from its requested size.
+
+    ``entry`` is its registration at the scheduler; None: it is gone.
+    """
+    if entry is None:
+        return "the resized worker left again"
+    wanted = {"nthreads": size.nthreads, "memory_limit": size.memory_limit}
+    return "; ".join(
+        printable(f"{name} is {entry[name]!r}, not {want!r}", longest=200)
+        for name, want in wanted.items()
+        if want is not None and entry[name] != want
+    )
