@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster, core
 
 # distributed's tests put back the configuration that was there when they were loaded
 import clustertune.core.settings  # noqa: F401
-from tests.processes import IN_PROCESS, LOCAL, METHOD, fork_workers
+from tests.processes import IN_PROCESS, LOCAL, fork_workers
 
 fork_workers()
 
@@ -69,13 +69,6 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown() -> None:
     """Clear a cache of distributed that keeps all servers."""
     core._expects_comm.cache_clear()
-
-
-@pytest.fixture
-def spawned() -> Iterator[None]:
-    """Start workers as new processes, whose libraries read the environment."""
-    with dask.config.set({METHOD: "spawn"}):
-        yield
 
 
 @pytest.fixture

@@ -36,7 +36,6 @@ JUSTIFIED = {
     ("integrations/libraries/lightgbm.py", "importlib.import_module"): "of a constant",
     ("collections/graphs.py", "pickle.loads"): "undoes a dumps of the same line",
     ("core/progress.py", "importlib.import_module"): "IPython, only in a notebook",
-    ("training/remote_sums.py", "__import__"): "imports modules of a list in that file",
     (
         "training/running_roles.py",
         "pickle.loads",

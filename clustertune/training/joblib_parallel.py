@@ -44,7 +44,7 @@ from clustertune.remote.ending import within
 from clustertune.remote.scheduler import bindings as copies
 from clustertune.training import remote_sums
 
-LOAD_TIMEOUT = 30.0  # seconds in which a worker loads NumPy and SciPy
+ANSWER_TIMEOUT = 30.0  # seconds in which a worker answers
 SEND_TIMEOUT = 15.0  # seconds in which a worker gets lost data again, and
 SEND_RATE = 1e7  # bytes per second of a slow network
 RETURN_TIMEOUT = 300.0  # seconds in which a worker comes back after the loss of all
@@ -56,22 +56,20 @@ logger = logging.getLogger("clustertune")
 
 
 class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-    """Send batches of fits to the first replica, the ``remote_sums.fit_runner``.
+    """Send batches of fits to the first replica, ``remote_sums.run_fits``.
 
-    The other replicas are the shared arrays. ``count_fits`` gets the number of fits of
-    each finished batch.
+    The other replicas are the shared arrays.
     """
 
     supports_retrieve_callback = True
     default_n_jobs = -1
     MAX_IDEAL_BATCH_DURATION = 1.0  # seconds, as in joblib's own backend for Dask
 
-    def __init__(self, replicas: Replicas, count_fits: Callable[[int], None]):
+    def __init__(self, replicas: Replicas):
         super().__init__()
         self.client: Any = replicas.client
         self.loop: Any = self.client.loop
         self.replicas = replicas
-        self.count_fits = count_fits
         self._names = (f"{replicas.prefix}-call-{i}" for i in count())
         #: by ``id`` the large values of this call, while they exist, and their futures
         self._sent: dict[int, tuple[weakref.ref[Any], Future[Any]]] = {}
@@ -106,7 +104,6 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
     def retrieve_result_callback(self, out: Any) -> list[Any]:
         if isinstance(out, BaseException):
             raise out
-        self.count_fits(len(out))
         return list(out)
 
     async def _fit(
@@ -235,13 +232,12 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
 
 
 def answering(client: Client, workers: list[str]) -> list[str]:
-    """Load libraries on workers, and return the workers that have answered.
+    """Return the workers that answer.
 
     A frozen worker would delay a transfer to all workers without a limit.
     """
-    load = remote_sums.load_libraries
-    limit = LOAD_TIMEOUT
-    answers = sync(client, ship.on_workers, client, load, workers, timeout=limit)
+    limit, ready = ANSWER_TIMEOUT, remote_sums.ready
+    answers = sync(client, ship.on_workers, client, ready, workers, timeout=limit)
     silent = [a for a in workers if answers.get(a, "it has left") is not None]
     names = workers_text([printable(a) for a in silent])
     if silent == workers:

@@ -4,26 +4,17 @@ Results are added in the order of the arguments. A sum is computed in place only
 other code refers to the first array. Otherwise the first two results make a new array,
 because a function may return its item or an array that Dask stores.
 
-BLAS pools and the CPU count of joblib belong to a process, so the first of its running
-fits sets them, and the last one restores them. LightGBM takes its threads from that
-count. OpenMP keeps its number of threads for each calling thread, so each fit sets it
-in its own thread.
-
 This module travels by value. It may import Dask, NumPy and other travelling modules.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from threading import Lock
+from collections.abc import Callable, Mapping, Sequence
 from traceback import extract_tb
 from typing import Any
 
-from distributed import get_worker
 from distributed.protocol import pickle as dask_pickle
 
 from clustertune.remote.scheduler import bindings
@@ -294,57 +285,20 @@ def _kind(value: Any) -> str:
 
 # --- fits -----------------------------------------------------------------------------
 
-LIMITS = "_clustertune"  # attribute of threadpoolctl: running fits of this process
-OPENMP = "_clustertune_openmp"  # attribute of threadpoolctl: OpenMP libraries
-CPU_COUNT = "LOKY_MAX_CPU_COUNT"  # variable: largest CPU count that joblib reports
-
 #: a function, its positional and its keyword arguments
 Fit = tuple[Callable[..., Any], list[Any], dict[str, Any]]
-Run = Callable[[list[Fit]], list[Any]]
 
 
-# --- fits in threads of a worker ------------------------------------------------------
-
-
-def fit_runner(tasks_per_machine: Mapping[str, int], threads: int | None) -> Run:
-    """Return a function that runs fits.
-
-    ``threads`` limits native libraries; None means an equal share of the CPUs among
-    the concurrent tasks of the machine. joblib calls inside a fit run in its threads.
-    """
-
-    def run(fits: list[Fit]) -> list[Any]:
-        share = thread_share(get_worker(), tasks_per_machine, threads)
-        with _process_threads(share), _openmp_threads(share), _inner_joblib(share):
-            return [function(*args, **kwargs) for function, args, kwargs in fits]
-
-    return run
-
-
-@contextmanager
-def _openmp_threads(threads: int) -> Iterator[None]:
-    """Limit OpenMP in this thread. Libraries loaded later are not limited."""
-    import threadpoolctl  # scikit-learn requires it
-
-    # kept in the module: a closure would travel to other workers with its pointers
-    seen = vars(threadpoolctl).setdefault(OPENMP, {})
-    if seen.get("modules") != len(sys.modules):  # new modules may load new libraries
-        found = threadpoolctl.ThreadpoolController().select(user_api="openmp")
-        seen.update(modules=len(sys.modules), found=found)
-    with seen["found"].limit(limits=threads):
-        yield
-
-
-def _inner_joblib(threads: int) -> AbstractContextManager[Any]:
-    """Return the joblib configuration for calls inside a fit."""
+def run_fits(fits: list[Fit]) -> list[Any]:
+    """Run fits one after the other; joblib calls inside a fit run in its thread."""
     import joblib
 
-    config: AbstractContextManager[Any]
-    if threads == 1:
-        config = joblib.parallel_config("sequential")
-    else:
-        config = joblib.parallel_config("threading", n_jobs=threads)
-    return config
+    with joblib.parallel_config("sequential"):
+        return [function(*args, **kwargs) for function, args, kwargs in fits]
+
+
+def ready() -> None:
+    """Do nothing: the answer shows that a worker is not frozen."""
 
 
 # --- workers that ended ---------------------------------------------------------------
@@ -369,66 +323,3 @@ async def ended_workers(dask_scheduler: Any, keys: list[str]) -> list[tuple[str,
             reason = "exceeded its memory limit" if memory else "its process ended"
             found.append((event["worker"], reason))
     return found
-
-
-# --- threads of a process -------------------------------------------------------------
-
-
-def thread_share(
-    dask_worker: Any, tasks_per_machine: Mapping[str, int], threads: int | None
-) -> int:
-    """Return the threads of each fit; a worker that joined later gets all CPUs."""
-    from dask import system
-
-    tasks = tasks_per_machine.get(dask_worker.address, dask_worker.state.nthreads)
-    return int(threads or max(1, system.CPU_COUNT // tasks))
-
-
-@contextmanager
-def _process_threads(threads: int) -> Iterator[None]:
-    """Limit BLAS and joblib's CPU count in this process while fits run in it.
-
-    The first of several concurrent calls sets the limit, and the last one restores it.
-    """
-    import threadpoolctl
-
-    # kept in the module, because this one may be several modules in a process
-    state = vars(threadpoolctl).setdefault(LIMITS, {"lock": Lock(), "running": 0})
-    with state["lock"]:
-        if not state["running"]:
-            # libraries that are loaded later would not be limited
-            _load_libraries()
-            limits = threadpoolctl.threadpool_limits(threads, user_api="blas")
-            state["before"] = limits, os.environ.get(CPU_COUNT)
-            os.environ[CPU_COUNT] = str(threads)
-        state["running"] += 1
-    try:
-        yield
-    finally:
-        with state["lock"]:
-            state["running"] -= 1
-            if not state["running"]:
-                limits, cpus = state.pop("before")
-                limits.restore_original_limits()
-                if cpus is None:
-                    os.environ.pop(CPU_COUNT, None)
-                else:
-                    os.environ[CPU_COUNT] = cpus
-
-
-async def load_libraries() -> None:
-    """Load the libraries whose threads are limited, before the first fit."""
-    import asyncio
-
-    await asyncio.to_thread(_load_libraries)
-
-
-def _load_libraries() -> None:
-    for module in ("numpy", "scipy.linalg", "sklearn.utils._openmp_helpers"):
-        with suppress(ImportError):  # tasks cannot use it either
-            __import__(module)
-    helpers = sys.modules.get("sklearn.utils._openmp_helpers")
-    if helpers is not None:
-        # scikit-learn counts CPUs once, so it must count before the limit is set
-        for physical in (True, False):
-            helpers._openmp_effective_n_threads(only_physical_cores=physical)

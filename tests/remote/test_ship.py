@@ -107,7 +107,13 @@ def test_only_code_of_clustertune_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ship, "_codes", {})
     ship.function(lambda: 1)
     ship.function(partial(content.all_of, looks=[content.runs]))
-    ship.function(remote_sums.fit_runner({}, 1))
+    number = 1
+
+    def closure() -> int:
+        return number
+
+    closure.__module__ = probe.__name__  # as if it were one of clustertune
+    ship.function(closure)
     assert ship._codes == {}
     ship.function(probe.worker_facts)
     assert list(ship._codes) == [probe.worker_facts]

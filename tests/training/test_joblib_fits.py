@@ -7,9 +7,8 @@ import os
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from threading import Barrier, Lock, get_ident
+from threading import Lock
 from typing import Any
 
 import cloudpickle
@@ -19,12 +18,11 @@ import numpy as np
 import pytest
 from dask.sizeof import sizeof
 from distributed.core import Status
-from joblib import Parallel, cpu_count, delayed, effective_n_jobs
+from joblib import Parallel, delayed, effective_n_jobs
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.ensemble import (
     BaggingClassifier,
-    HistGradientBoostingClassifier,
     RandomForestClassifier,
     VotingClassifier,
 )
@@ -38,12 +36,11 @@ from sklearn.multioutput import (
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
-from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
 from clustertune.errors import CapacityError, FunctionError, NoWorkersError
 from clustertune.remote import ship
 from clustertune.training import joblib_backend, joblib_parallel
-from clustertune.training.joblib_fits import WorkerCapacity, memory_problem
+from clustertune.training.joblib_fits import _refuse_full
 from tests.in_process import gen_cluster
 from tests.processes import until
 
@@ -73,12 +70,6 @@ def cross_validation(X: Any, y: Any) -> Any:
 def search(X: Any, y: Any) -> Any:
     model = make_pipeline(StandardScaler(), forest())
     grid = {"randomforestclassifier__max_depth": [3, 6]}
-    return GridSearchCV(model, grid, cv=2).fit(X, y).cv_results_["mean_test_score"]
-
-
-def boosting(X: Any, y: Any) -> Any:
-    model = HistGradientBoostingClassifier(max_iter=2, random_state=0)
-    grid = {"max_leaf_nodes": [3, 5]}
     return GridSearchCV(model, grid, cv=2).fit(X, y).cv_results_["mean_test_score"]
 
 
@@ -131,28 +122,15 @@ def state(client: Any) -> Any:
     return client.run_on_scheduler(read)
 
 
-def pools() -> list[int]:
-    import scipy.linalg
-    import threadpoolctl
-
-    assert scipy.linalg
-    info = threadpoolctl.threadpool_info()
-    return [pool["num_threads"] for pool in info if pool["user_api"] == "blas"]
-
-
-def pools_of_fits() -> Any:
-    return Parallel()(delayed(pools)() for _ in range(2))
-
-
 @pytest.mark.slow
 def test_the_same_models_as_without_dask(
     local_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data is sent once; pools and policies are restored, also after errors."""
+    """Data is sent once; policies are restored, also after errors."""
     X, y = load_digits(return_X_y=True)
     X, y = X[:300].astype(np.float32), y[:300]
     _, client = local_cluster(2)
-    before, threads = state(client), client.run(pools)
+    before = state(client)
     sent: list[int] = []
     scatter = client.scatter
 
@@ -161,23 +139,15 @@ def test_the_same_models_as_without_dask(
         return scatter(data, **options)
 
     monkeypatch.setattr(client, "scatter", counted)
-    with joblib_backend(client, X, y, inner_threads=2) as backend:
-        assert backend.fits == 0
+    with joblib_backend(client, X, y):
         assert {len(holders) for holders in client.who_has().values()} == {2}
         found = {cross_validation: cross_validation(X, y)}
         assert max(sent[3:], default=0) < X.nbytes  # without the data and the runner
-        assert backend.fits == 5
         found |= {work: work(X, y) for work in WORK}
-        assert {n for each in pools_of_fits() for n in each} == {2}
-        # a client that ends in the block leaves no limits
-        assert client.run(pools) == threads
         assert state(client)[1] == ["KeepReplicas"]
     until(lambda: state(client) == before)
-    assert client.run(pools) == threads
     for work, result in found.items():
         assert np.allclose(result, work(X, y), rtol=1e-4, atol=1e-4), work
-    # cross-validation, the search without its trees, and the chain come first
-    assert backend.fits >= 5 + 4 + 2
 
     example = {"client": client, "X": X, "y": y}
     exec(EXAMPLE, example)
@@ -196,11 +166,10 @@ def test_the_same_models_as_without_dask(
 
 
 def test_one_thread_is_a_cluster_too(local_cluster: Any) -> None:
-    """In this case, joblib alone would run fits in the client."""
+    """In this case, joblib alone would run fits in the client, which is no worker."""
     _, client = local_cluster(1, processes=False)
-    with joblib_backend(client) as backend:
+    with joblib_backend(client):
         assert len(set(Parallel()(delayed(where)() for _ in range(2)))) == 1
-    assert backend.fits == 2
 
 
 def test_a_worker_that_does_not_answer(
@@ -239,45 +208,6 @@ async def test_an_asynchronous_client_is_refused(
         joblib_backend(c, np.ones(3)).__enter__()
 
 
-BOTH = Barrier(2)  # threads of a worker, which imports this module
-
-
-def seen() -> tuple[int, int, int]:
-    """Return OpenMP threads, CPUs for LightGBM, and the calling thread."""
-    openmp = _openmp_effective_n_threads()
-    return openmp, cpu_count(only_physical_cores=True), get_ident()
-
-
-def both() -> tuple[int, int, int]:
-    """Wait until both threads of the worker run this function."""
-    BOTH.wait(30)
-    return seen()
-
-
-@pytest.mark.slow
-def test_openmp_in_each_thread(local_cluster: Any, spawned: None) -> None:
-    """An OpenMP limit holds for its own thread only, so each fit sets it."""
-    X, y = load_digits(return_X_y=True)
-    X, y = X[:100], y[:100]
-    _, client = local_cluster(1, threads_per_worker=2)
-
-    def outside() -> list[Any]:
-        futures = [client.submit(both, pure=False) for _ in range(2)]
-        return sorted(client.gather(futures))
-
-    before = outside()
-    for inner in (1, 3):
-        with joblib_backend(client, X, y, inner_threads=inner):
-            found = Parallel()(delayed(both)() for _ in range(2))
-            if inner == 1:
-                scores = boosting(X, y)
-        assert {openmp for openmp, *_ in found} == {inner}
-        assert {cpus for _, cpus, _ in found} == {min(inner, os.cpu_count() or 1)}
-        assert len({thread for *_, thread in found}) == 2
-    assert outside() == before
-    assert np.allclose(scores, boosting(X, y))
-
-
 def inner(_: int) -> tuple[str, int, list[str]]:
     """Return where a fit runs, and where its own joblib calls run."""
     return where(), effective_n_jobs(), Parallel()(delayed(where)() for _ in range(3))
@@ -303,12 +233,11 @@ def test_faults_of_fits(local_cluster: Any, tmp_path: Path) -> None:
     before = state(client)
     # used by several fits and a separate task, but not passed to the block
     shared = np.ones(2 * joblib_parallel.LARGE // 8)
-    with joblib_backend(client, np.ones(3)) as backend:
+    with joblib_backend(client, np.ones(3)):
         mark = tmp_path / "mark"
         found = Parallel()(delayed(total)(shared, mark, i) for i in range(20))
         assert found == [len(shared)] * 20
         assert mark.exists()
-        assert backend.fits == 20
         # workers that join later copy these values from other workers
         assert all(client.run(can_be_passed_on).values())
         with pytest.raises(TypeError, match="Could not serialize"):
@@ -368,11 +297,10 @@ def test_fits_run_again_after_all_data_was_lost(
     calm = cross_val_score(KillsWorkers(tmp_path), X, y, cv=6)
     mark = tmp_path / "mark"
     pids = list(client.run(os.getpid).values())
-    with joblib_backend(client, X, y) as backend:
+    with joblib_backend(client, X, y):
         scores = cross_val_score(KillsWorkers(mark, pids), X, y, cv=6)
         assert mark.exists()
         assert np.array_equal(scores, calm)
-        assert backend.fits == 6
         with pytest.raises(FunctionError, match="ended while running this fit") as got:
             cross_val_score(KillsWorkers(), X, y, cv=2)
         assert got.value.worker
@@ -414,11 +342,10 @@ def where() -> str:
 def test_joblib_calls_inside_a_fit(local_cluster: Any) -> None:
     """They stay in the thread of the fit."""
     _, client = local_cluster(1, processes=False, threads_per_worker=2)
-    with joblib_backend(client, inner_threads=1) as backend:
+    with joblib_backend(client):
         ((here, jobs, all_there),) = Parallel()([delayed(inner)(0)])
     assert jobs == 1
     assert set(all_there) == {here}
-    assert backend.fits == 1
     names = client.run_on_scheduler(
         lambda dask_scheduler: list(dask_scheduler.task_prefixes)
     )
@@ -428,26 +355,15 @@ def test_joblib_calls_inside_a_fit(local_cluster: Any) -> None:
 # --- memory ---------------------------------------------------------------------------
 
 
-GIB = 2**30
-LIMITED = WorkerCapacity(
-    "tcp://1", "left", "10.0.0.1", threads=2, limit=10 * GIB, used=GIB
-)
+def test_a_copy_that_does_not_fit_is_refused() -> None:
+    """Only workers with a limit are full; their present data counts, too."""
+    gib = 2**30
 
+    def entry(limit: int | None, used: int) -> dict[str, Any]:
+        about = {"memory_limit": limit, "metrics": {"memory": used}}
+        return {"name": f"w{limit}", "nanny": None, **about}
 
-def test_threads_copy_too() -> None:
-    """1 GiB of data, 2.4 for two threads and 1 in use fit 5 GiB but not 4."""
-    assert memory_problem([LIMITED], GIB, 0.5) is None
-    said = memory_problem([LIMITED], GIB, 0.4)
-    assert said is not None
-    assert said.startswith(
-        "worker left: a copy of the data (1.0 GiB) and the copies of "
-    )
-    assert "take about 3.4 GiB; it uses 1.0 GiB and may fill 40%" in said
-
-
-def test_a_worker_without_a_limit_has_no_problem() -> None:
-    free = replace(LIMITED, id="free", limit=0)
-    assert memory_problem([free], 100 * GIB, 0.7) is None
-    said = memory_problem([free, LIMITED], 100 * GIB, 0.7)
-    assert said is not None
-    assert "free" not in said
+    running = {"tcp://1": entry(None, gib), "tcp://2": entry(10 * gib, gib)}
+    _refuse_full(running, 6 * gib)
+    with pytest.raises(CapacityError, match=r"^worker w10737418240: .* \(7\.0 GiB\)"):
+        _refuse_full(running, 7 * gib)

@@ -74,7 +74,6 @@ AVAILABLE = {
         "clustertune.remote.scheduler.bindings",
         "joblib",
         "numpy",
-        "threadpoolctl",
     },
     "frameworks": {"tensorflow", "torch"},
 }
@@ -94,7 +93,7 @@ def test_code_for_workers_imports_only_what_workers_have(name: str) -> None:
     """Workers have distributed and the standard library, but no clustertune."""
     assert ship._travels(f"clustertune.training.{name}")
     travelling = {f"clustertune.training.{other}" for other in REMOTE}
-    allowed = {"distributed", "dask.system"} | travelling | AVAILABLE[name]
+    allowed = {"distributed"} | travelling | AVAILABLE[name]
     for found in all_imports(PACKAGE / "training" / f"{name}.py"):
         known = any(found == a or found.startswith(f"{a}.") for a in allowed)
         assert known or found.partition(".")[0] in sys.stdlib_module_names, found

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-import os
 import pickle
 import weakref
 from typing import Any, NamedTuple
 
 import cloudpickle
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
-from sklearn.utils import _openmp_helpers
 
 from clustertune.training import remote_sums
-from tests.in_process import gen_cluster
 
 
 class Gradient(NamedTuple):
@@ -206,38 +202,3 @@ def test_sparse_rows_are_counted() -> None:
     with pytest.raises(RuntimeError) as caught:
         batch(lambda X, y: 0, [0], [X], [np.ones(2)])
     assert "3 and 2 rows" in str(caught.value.args[3])
-
-
-# --- threads of fits ------------------------------------------------------------------
-
-
-@pytest.fixture
-def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the state of a process without a nanny before its first fit."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(_openmp_helpers, "_CPU_COUNTS", {})
-
-
-@pytest.mark.usefixtures("uncounted")
-def test_limits_of_cpu_counts() -> None:
-    """Running fits of a process share the limit. Cached CPU counts stay unlimited."""
-    cpus = {p: joblib.cpu_count(only_physical_cores=p) for p in (True, False)}
-    before = os.environ.get(remote_sums.CPU_COUNT)
-    with remote_sums._process_threads(1):
-        with remote_sums._process_threads(2):
-            assert joblib.cpu_count(only_physical_cores=True) == 1
-        assert joblib.cpu_count() == 1
-        assert cpus == _openmp_helpers._CPU_COUNTS
-    assert os.environ.get(remote_sums.CPU_COUNT) == before
-
-
-@gen_cluster(client=False, nthreads=[("127.0.0.1", 1)])
-async def test_each_fit_gets_a_share_of_the_cpus(
-    s: Any, a: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker that joined later counts as alone on its machine."""
-    monkeypatch.setattr("dask.system.CPU_COUNT", 8)
-    assert remote_sums.thread_share(a, {a.address: 3}, None) == 2
-    assert remote_sums.thread_share(a, {a.address: 16}, None) == 1
-    assert remote_sums.thread_share(a, {}, None) == 8
-    assert remote_sums.thread_share(a, {a.address: 3}, 5) == 5
