@@ -73,7 +73,7 @@ class FunctionError(ClustertuneError):
         died.
     role, rank, worker
         Of ``run_roles``: the first role that failed, and the address of its worker. Of
-        ``joblib_backend``: the address of the last worker that a fit has ended.
+        ``joblib_backend`` and ``map_reduce``: the last worker that a task has ended.
     """
 
     items: tuple[int, ...] = ()

@@ -8,9 +8,8 @@ the graph. If it were scattered, Dask could not recompute it after the loss of a
 from __future__ import annotations
 
 import asyncio
-import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
 from functools import cache
 from time import monotonic
@@ -32,12 +31,15 @@ from clustertune.remote import ship
 from clustertune.remote.scheduler.state import by_name
 from clustertune.training import reduction_plan, remote_sums
 from clustertune.training.reduction_plan import Plan, Reduce, SumRequest
+from clustertune.training.workers import killed, running_workers
 
 WATCH_INTERVAL = 2.0  # seconds between two checks for lost workers
 NO_WORKER_TIMEOUT = 300.0  # seconds without any worker after which a call ends
 #: seconds after which the result of a call is released if no other call follows
 RELEASE_DELAY = 0.05
 LATEST = "_clustertune_map_reduce"  # attribute of a client: result of its last call
+#: states of futures without a result; "lost": until a lost result is recomputed
+PENDING = ("pending", "lost")
 MAX_REPEATED = 8_000_000  # bytes of an argument that may travel repeatedly, in total
 
 #: Sent before a large array, so that the array starts at an aligned address. NumPy
@@ -115,7 +117,7 @@ def map_reduce(
 async def _planned(request: SumRequest) -> Plan:
     parts = [[f.key for f in item] for item in zip(*request.columns, strict=True)]
     threads, items = await asyncio.gather(
-        _workers(request.client), monitor.held_bytes(request.client, parts)
+        _threads(request.client), monitor.held_bytes(request.client, parts)
     )
     if parts:
         batches = reduction_plan.group_by_holder(items, threads)
@@ -124,18 +126,11 @@ async def _planned(request: SumRequest) -> Plan:
     return Plan(batches, reduction_plan.join_tree(batches), frozenset(threads))
 
 
-async def _workers(client: Client) -> dict[str, int]:
+async def _threads(client: Client) -> dict[str, int]:
     """Return threads of usable workers by address, ordered by name."""
-    entries, running = await monitor.running_workers(client)
-    if not running:
-        scheduler: Any = client.scheduler
-        raise NoWorkersError(
-            f"the cluster {printable(scheduler.address)} has no running worker that "
-            f"can run code of this client (of {len(entries)} workers). Start one, or "
-            "wait: client.wait_for_workers(1)"
-        )
-    ordered = sorted(running, key=lambda a: by_name(monitor.worker_id(a, entries[a])))
-    return {a: int(entries[a]["nthreads"]) for a in ordered}
+    found = await running_workers(client)
+    ordered = sorted(found, key=lambda a: by_name(monitor.worker_id(a, found[a])))
+    return {a: int(found[a]["nthreads"]) for a in ordered}
 
 
 # --- execution ------------------------------------------------------------------------
@@ -154,7 +149,9 @@ async def _run(request: SumRequest) -> Any:
         connection.refuse_closed(request.client)
         raise reduction_plan.unsendable("items or broadcast", error) from error
     try:
-        total = await _gathered(request.client, result, plan, name)
+        total = await _watched(
+            request.client, request.client.gather(result), plan, name
+        )
     except BaseException as error:
         result.release()  # at once, because its tasks may wait
         if isinstance(error, CancelledError):
@@ -180,51 +177,43 @@ def _release_latest(client: Client) -> None:
 
 async def _wait_for_items(client: Client, futures: Sequence[Future[Any]]) -> None:
     """Wait until all items are in memory or have failed."""
-    watch, looked = _WorkerWatch(client), -math.inf
-    # a client calls a key "lost" until it is recomputed after the loss of a worker
-    pending = futures
-    while pending := [f for f in pending if f.status in ("pending", "lost")]:
-        if monotonic() - looked >= WATCH_INTERVAL:
-            await watch.workers()
-            looked = monotonic()
-        await graphs.wait_for_last(client, pending, WATCH_INTERVAL)
+    if any(f.status in PENDING for f in futures):
+        await _watched(client, _settled(client, futures))
     if gone := [f.key for f in futures if f.status == "cancelled"]:
         connection.refuse_closed(client)
         raise _gone(str(gone[0]))
 
 
-class _WorkerWatch:
-    """Looks for workers during a wait, and ends a wait without any worker."""
-
-    def __init__(self, client: Client):
-        self._client = client
-        self._last = monotonic()  # time at which there was a worker
-
-    async def workers(self) -> Mapping[str, Any]:
-        """Return all workers by address."""
-        found: Mapping[str, Any] = (await monitor.identify(self._client))["workers"]
-        if found:
-            self._last = monotonic()
-        elif monotonic() - self._last > NO_WORKER_TIMEOUT:
-            raise NoWorkersError(
-                f"the cluster has had no worker for {seconds_text(NO_WORKER_TIMEOUT)}. "
-                "Start one, and call map_reduce again"
-            )
-        return found
+async def _settled(client: Client, futures: Sequence[Future[Any]]) -> None:
+    while futures := [f for f in futures if f.status in PENDING]:
+        await graphs.wait_for_last(client, futures, WATCH_INTERVAL)
 
 
-async def _gathered(client: Client, result: Future[Any], plan: Plan, name: str) -> Any:
-    """Wait for the result; let tasks of lost workers run on other workers."""
-    gathering: asyncio.Future[Any] = asyncio.ensure_future(client.gather(result))
-    watch = _WorkerWatch(client)
+async def _watched(
+    client: Client, work: Awaitable[Any], plan: Plan | None = None, name: str = ""
+) -> Any:
+    """Wait for work, and end a wait without any worker.
+
+    The tasks of a plan run on other workers if theirs are lost.
+    """
+    waiting = asyncio.ensure_future(work)
+    seen = monotonic()  # time at which there was a worker
     try:
-        while not (await asyncio.wait({gathering}, timeout=WATCH_INTERVAL))[0]:
-            workers = await watch.workers()
-            if not plan.workers <= workers.keys():
+        while not (await asyncio.wait({waiting}, timeout=WATCH_INTERVAL))[0]:
+            workers = (await monitor.identify(client))["workers"]
+            if workers:
+                seen = monotonic()
+            elif monotonic() - seen > NO_WORKER_TIMEOUT:
+                limit = seconds_text(NO_WORKER_TIMEOUT)
+                raise NoWorkersError(
+                    f"the cluster has had no worker for {limit}. Start one, and call "
+                    "map_reduce again"
+                )
+            if plan is not None and not plan.workers <= workers.keys():
                 await ship.on_scheduler(client, remote_sums.free_stuck, name=name)
-        return await gathering
+        return await waiting
     finally:
-        gathering.cancel()
+        waiting.cancel()
 
 
 def _graph(request: SumRequest, plan: Plan, name: str) -> graphs.Graph:
@@ -321,9 +310,6 @@ def _killed(error: KilledWorker, plan: Plan) -> FunctionError | None:
     items = tuple(plan.batches[number].items)
     first, last = items[0], items[-1]
     of = f"item {first}" if first == last else f"some of the items {first} to {last}"
-    failure = FunctionError(
-        f"{error.allowed_failures + 1} workers ended while they worked on {of}. They "
-        "may have exceeded their memory, or native code crashed; see the workers' logs"
-    )
+    failure = killed(error, of)
     failure.items = items
     return failure

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import cloudpickle
@@ -153,10 +152,15 @@ def _with_collections(request: SumRequest, items: tuple[Any, ...]) -> SumRequest
     given = inputs.of_rows(items)
     check_client(request.client, given)
     collections = {label: given.collection(label) for label in given.training}
-    rows = {label: _rows(label, x) for label, x in collections.items()}
-    first, *rest = rows
-    for label in rest:
-        _refuse_misaligned(first, rows[first], label, rows[label])
+    counts = {label: _partitions(label, x) for label, x in collections.items()}
+    (first, expected), *rest = counts.items()
+    for label, n in rest:
+        if n != expected:
+            raise AlignmentError(
+                f"{first} has {plural(expected, 'partition')} and {label} has {n:,}: "
+                "they are not row-aligned. Run clustertune.prepare(client, "
+                f"{first}, {label})"
+            )
     columns = []
     for label, x in collections.items():
         futures = graphs.partitions(x)[1]
@@ -169,31 +173,15 @@ def _with_collections(request: SumRequest, items: tuple[Any, ...]) -> SumRequest
     return replace(request, columns=tuple(columns))
 
 
-def _rows(label: str, collection: Any) -> list[float]:
-    """Return the rows of each partition, NaN if unknown."""
+def _partitions(label: str, collection: Any) -> int:
     if not isinstance(collection, da.Array):
-        return [math.nan] * collection.npartitions
+        return int(collection.npartitions)
     if math.prod(collection.numblocks[1:]) > 1:
         raise AlignmentError(
             f"{label} has several column blocks, so no partition has whole rows. Join "
             f"them: {label} = {label}.rechunk({{0: 'auto', 1: -1}})"
         )
-    return list(collection.chunks[0])
-
-
-def _refuse_misaligned(
-    first: str, ours: Sequence[float], label: str, theirs: Sequence[float]
-) -> None:
-    aligned = len(ours) == len(theirs) and all(
-        a == b or math.isnan(a) or math.isnan(b)
-        for a, b in zip(ours, theirs, strict=True)
-    )
-    if not aligned:
-        raise AlignmentError(
-            f"{first} has {plural(len(ours), 'partition')} of {ours!r:.80} rows and "
-            f"{label} has {len(theirs):,} of {theirs!r:.80}: they are not row-aligned. "
-            f"Run clustertune.prepare(client, {first}, {label})"
-        )
+    return int(collection.numblocks[0])
 
 
 def _type(value: Any) -> str:
@@ -212,11 +200,16 @@ def spread_items(n_items: int, threads: Mapping[str, int]) -> tuple[Batch, ...]:
     first = sorted(slots, key=lambda slot: slot[0])[:n_items]  # a stable sort
     order = {worker: i for i, worker in enumerate(threads)}
     used = sorted((worker for _, worker in first), key=order.__getitem__)
-    ends = [n_items * (i + 1) // len(used) for i in range(len(used))]
     return tuple(
-        Batch(worker, range(start, end))
-        for worker, start, end in zip(used, [0, *ends], ends, strict=False)
+        Batch(worker, items)
+        for worker, items in zip(used, _shares(n_items, len(used)), strict=True)
     )
+
+
+def _shares(number: int, most: int) -> list[range]:
+    """Split a number of neighbours into at most ``most`` equal shares, none empty."""
+    n = min(number, most)
+    return [range(number * i // n, number * (i + 1) // n) for i in range(n)]
 
 
 def group_by_holder(
@@ -235,29 +228,13 @@ def group_by_holder(
         # an item without a running holder may be computed on any worker
         able = [w for w in threads if most and holders.get(w, 0) == most] or threads
         owner = min(able, key=lambda w: load[w])
-        load[owner] += max(1, _size(holders)) / threads[owner]
+        load[owner] += 1 / threads[owner]
         held.setdefault(owner, []).append(i)
     return tuple(
-        Batch(worker, run)
+        Batch(worker, tuple(numbers[i] for i in share))
         for worker, numbers in held.items()
-        for run in _runs(numbers, [_size(items[i]) for i in numbers], threads[worker])
+        for share in _shares(len(numbers), threads[worker])
     )
-
-
-def _size(holders: Mapping[str, int]) -> int:
-    return max(holders.values(), default=0)
-
-
-def _runs(
-    numbers: Sequence[int], sizes: Sequence[int], most: int
-) -> list[tuple[int, ...]]:
-    """Split numbers into at most ``most`` runs of about the same bytes, none empty."""
-    weights = [max(1, size) for size in sizes]
-    total, ends = sum(weights), accumulate(weights)
-    runs: dict[int, list[int]] = {}
-    for number, weight, end in zip(numbers, weights, ends, strict=True):
-        runs.setdefault(int(most * (end - weight / 2) / total), []).append(number)
-    return [tuple(run) for run in runs.values()]
 
 
 def join_tree(batches: Sequence[Batch]) -> tuple[Join, ...]:

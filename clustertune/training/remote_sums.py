@@ -1,8 +1,7 @@
 """Tasks of ``map_reduce`` and ``joblib_backend``: sums and fits on a worker.
 
-Results are added in the order of the arguments. A sum is computed in place only if no
-other code refers to the first array. Otherwise the first two results make a new array,
-because a function may return its item or an array that Dask stores.
+Results are added in the order of the arguments. The first two make a new array, because
+a function may return its item or an array that Dask stores. Later ones are added to it.
 
 This module travels by value. It may import Dask, NumPy and other travelling modules.
 """
@@ -10,7 +9,6 @@ This module travels by value. It may import Dask, NumPy and other travelling mod
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from traceback import extract_tb
 from typing import Any
@@ -65,8 +63,8 @@ def sum_batch(
     call = pickle.loads(function)  # noqa: S301 (made by the caller's client)
     total = _Total(reduction)
     for number, *item in zip(numbers, *columns, strict=True):
-        # a list holds the result, so only one result is in memory at a time
-        total.add([_guarded("func", number, _call, call, item, broadcast)], number)
+        # no variable holds the result, so only one result is in memory at a time
+        total.add(_guarded("func", number, _call, call, item, broadcast), number)
     return total.value
 
 
@@ -74,7 +72,7 @@ def join_sums(reduction: bytes, numbers: Sequence[int], sums: Sequence[Any]) -> 
     """Return the sum of batches; ``numbers`` are the first items of the batches."""
     total = _Total(reduction)
     for number, value in zip(numbers, sums, strict=True):
-        total.add([value], number)
+        total.add(value, number)
     return total.value
 
 
@@ -118,38 +116,21 @@ class _Total:
     def __init__(self, reduction: bytes):
         # made by the caller's client
         self.reduce: Reduce | None = pickle.loads(reduction)  # noqa: S301
-        self.empty = True
-        self.owned = False  # no other code refers to the arrays of the total
+        self.count = 0  # results so far
         self.value: Any = None
 
-    def add(self, held: list[Any], number: int) -> None:
-        """Add the result in a list of one; ``number`` is its first item."""
-        if self.empty:
-            self.empty, self.owned = False, _only_reference(held)
-            if self.reduce is None:
-                self.value = _guarded("sum", number, _first, held[0])
-            else:
-                self.value = held[0]
+    def add(self, value: Any, number: int) -> None:
+        """Add a result; ``number`` is its first item."""
+        self.count += 1
+        if self.reduce is None and self.count == 1:
+            self.value = _guarded("sum", number, _first, value)
         elif self.reduce is None:
-            self.value = _guarded("sum", number, add, self.value, held[0], self.owned)
-            self.owned = True
+            owned = self.count > 2  # no other code refers to the arrays of a sum
+            self.value = _guarded("sum", number, add, self.value, value, owned)
+        elif self.count == 1:
+            self.value = value
         else:
-            self.value = _guarded("reduce", number, self.reduce, self.value, held[0])
-
-
-def _only_reference(held: list[Any]) -> bool:
-    """Return whether this list alone refers to its array, so it may be changed.
-
-    ``getrefcount`` counts its own argument as the second reference.
-    """
-    import numpy as np
-
-    return (
-        sys.getrefcount(held[0]) == 2
-        and type(held[0]) is np.ndarray
-        and held[0].flags.owndata
-        and held[0].flags.writeable
-    )
+            self.value = _guarded("reduce", number, self.reduce, self.value, value)
 
 
 def _guarded(
@@ -178,7 +159,7 @@ def add(total: Any, more: Any, owned: bool = False) -> Any:
     They are numbers or arrays in dicts, lists, tuples and named tuples, or both None.
     Arrays in an ``owned`` total are changed in place.
     """
-    if owned and _same_numbers(total, more):
+    if owned and _fits_in(total, more):
         total += more
         return total
     if isinstance(total, Mapping) or isinstance(more, Mapping):
@@ -194,9 +175,6 @@ def add(total: Any, more: Any, owned: bool = False) -> Any:
         return None
     more = _first(more)
     _refuse_other_shape(total, more)
-    if owned and _keeps_type(total, more):
-        total += more
-        return total
     return total + more
 
 
@@ -248,8 +226,8 @@ def _refuse_other_shape(total: Any, more: Any) -> None:
         )
 
 
-def _same_numbers(total: Any, more: Any) -> bool:
-    """Return whether these are numeric arrays of one type and shape.
+def _fits_in(total: Any, more: Any) -> bool:
+    """Return whether these are arrays whose sum has the type and shape of the first.
 
     Most sums add such arrays. All other tests together take as long as adding some
     10,000 numbers.
@@ -259,17 +237,9 @@ def _same_numbers(total: Any, more: Any) -> bool:
     return (
         type(total) is np.ndarray
         and type(more) is np.ndarray
-        and total.dtype == more.dtype
-        and total.dtype.kind in "iufc"
         and total.shape == more.shape
+        and np.result_type(total, more) == total.dtype
     )
-
-
-def _keeps_type(total: Any, more: Any) -> bool:
-    """Return whether the array has the type that the sum of both would have."""
-    import numpy as np
-
-    return type(total) is np.ndarray and np.result_type(total, more) == total.dtype
 
 
 def _kind(value: Any) -> str:

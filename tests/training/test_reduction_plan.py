@@ -89,9 +89,3 @@ def test_addresses_do_not_change_the_order() -> None:
     before = {"x": "tcp://1", "y": "tcp://2", "z": "tcp://3"}
     after = {"x": "tcp://9", "y": "tcp://2", "z": "tcp://0"}
     assert order(before) == order(after)
-
-
-def test_a_thread_gets_its_share_of_bytes() -> None:
-    partitions = [{"a": 600}, {"a": 200}, {"a": 200}, {"a": 200}]
-    batches = reduction_plan.group_by_holder(partitions, {"a": 2})
-    assert [tuple(b.items) for b in batches] == [(0,), (1, 2, 3)]

@@ -111,20 +111,21 @@ def test_arrays_with_other_references_are_not_changed(returned: str) -> None:
     items = [np.ones(3) for _ in range(4)]
     total = remote_sums._Total(pickle.dumps(None))
     for number, item in enumerate(items):
-        total.add([KEPT[returned](item)], number)
+        total.add(KEPT[returned](item), number)
     assert all(item.tolist() == [1, 1, 1] for item in items)
     assert _kept.pop(0).tolist() == [1, 1, 1]
     assert all(kept.tolist() == [2, 2, 2] for kept in _kept)
     _kept[:] = [np.ones(3)]
 
 
-def test_unreferenced_arrays_are_changed_in_place() -> None:
-    """Addition in place saves a new array, whose memory the kernel would clear."""
-    total, where = remote_sums._Total(pickle.dumps(None)), set()
-    for number in range(3):
-        total.add([np.ones(3)], number)
-        where.add(total.value.ctypes.data)
-    assert (total.value.tolist(), len(where)) == ([3, 3, 3], 1)
+def test_sums_are_changed_in_place() -> None:
+    """It saves a new array, whose memory the kernel would clear."""
+    total, where = remote_sums._Total(pickle.dumps(None)), []
+    for number in range(4):
+        total.add(np.ones(3), number)
+        where.append(total.value.ctypes.data)
+    assert total.value.tolist() == [4, 4, 4]
+    assert len(set(where[1:])) == 1
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
