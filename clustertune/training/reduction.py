@@ -123,7 +123,7 @@ async def _planned(request: SumRequest) -> Plan:
         batches = reduction_plan.group_by_holder(items, threads)
     else:
         batches = reduction_plan.spread_items(len(request.values), threads)
-    return Plan(batches, reduction_plan.join_tree(batches), frozenset(threads))
+    return Plan(batches, reduction_plan.join_tree(batches))
 
 
 async def _threads(client: Client) -> dict[str, int]:
@@ -197,6 +197,7 @@ async def _watched(
     The tasks of a plan run on other workers if theirs are lost.
     """
     waiting = asyncio.ensure_future(work)
+    bound = {batch.worker for batch in plan.batches} if plan else set()
     seen = monotonic()  # time at which there was a worker
     try:
         while not (await asyncio.wait({waiting}, timeout=WATCH_INTERVAL))[0]:
@@ -209,7 +210,7 @@ async def _watched(
                     f"the cluster has had no worker for {limit}. Start one, and call "
                     "map_reduce again"
                 )
-            if plan is not None and not plan.workers <= workers.keys():
+            if not bound <= workers.keys():
                 await ship.on_scheduler(client, remote_sums.free_stuck, name=name)
         return await waiting
     finally:
@@ -233,12 +234,12 @@ def _graph(request: SumRequest, plan: Plan, name: str) -> graphs.Graph:
         graph.where[key] = batch.worker
         keys.append(key)
         first.append(batch.items[0])
-    for i, step in enumerate(plan.joins):
+    # Dask runs a join on a worker that has one of the results
+    for i, parts in enumerate(plan.joins):
         key = (f"join-{name}", i)
-        numbers = [first[part] for part in step.parts]
-        parts = [TaskRef(keys[part]) for part in step.parts]
-        graph.tasks[key] = join(key, request.reduction, numbers, List(*parts))
-        graph.where[key] = step.worker
+        numbers = [first[part] for part in parts]
+        sums = List(*(TaskRef(keys[part]) for part in parts))
+        graph.tasks[key] = join(key, request.reduction, numbers, sums)
         keys.append(key)
         first.append(numbers[0])
     graph.partitions["result"] = keys[-1:]

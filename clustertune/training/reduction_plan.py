@@ -49,20 +49,11 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """A task that adds the results of other tasks, in this order."""
-
-    worker: str  # address
-    parts: tuple[int, ...]  # numbers of the tasks: batches first, then joins
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """Tasks of :func:`clustertune.training.map_reduce`; the last makes the result."""
 
     batches: tuple[Batch, ...]
-    joins: tuple[Join, ...]
-    workers: frozenset[str]  # addresses
+    joins: tuple[tuple[int, ...], ...]  # the tasks whose results each join adds
 
 
 # --- arguments ------------------------------------------------------------------------
@@ -237,20 +228,22 @@ def group_by_holder(
     )
 
 
-def join_tree(batches: Sequence[Batch]) -> tuple[Join, ...]:
-    """Join the results of each worker first, then those of a few workers at a time."""
-    joins: list[Join] = []
+def join_tree(batches: Sequence[Batch]) -> tuple[tuple[int, ...], ...]:
+    """Return the tasks that each join adds, in this order: batches first, then joins.
 
-    def join(parts: Sequence[tuple[int, str]]) -> tuple[int, str]:
+    Results of one worker are joined first, then those of a few workers at a time.
+    """
+    joins: list[tuple[int, ...]] = []
+
+    def join(parts: Sequence[int]) -> int:
         if len(parts) == 1:
             return parts[0]
-        numbers, worker = tuple(n for n, _ in parts), parts[0][1]
-        joins.append(Join(worker, numbers))
-        return len(batches) + len(joins) - 1, worker
+        joins.append(tuple(parts))
+        return len(batches) + len(joins) - 1
 
-    by_worker: dict[str, list[tuple[int, str]]] = {}
+    by_worker: dict[str, list[int]] = {}
     for i, batch in enumerate(batches):
-        by_worker.setdefault(batch.worker, []).append((i, batch.worker))
+        by_worker.setdefault(batch.worker, []).append(i)
     level = [join(parts) for parts in by_worker.values()]
     while len(level) > 1:
         starts = range(0, len(level), JOIN_WIDTH)

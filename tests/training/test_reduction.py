@@ -274,16 +274,10 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=[])
-async def test_no_workers(c: Any, s: Any) -> None:
+async def test_no_workers(c: Any, s: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data is not waited for without an end."""
     with pytest.raises(NoWorkersError, match=r"wait_for_workers\(1\)"):
         await map_reduce(c, inc, [1])
-
-
-@gen_cluster(client=True, nthreads=[])
-async def test_data_without_workers(
-    c: Any, s: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is not waited for without an end."""
     X = c.persist(da.ones((10, 2), chunks=(5, 2)))
     monkeypatch.setattr(reduction, "WATCH_INTERVAL", 0.05)
     monkeypatch.setattr(reduction, "NO_WORKER_TIMEOUT", 0.2)

@@ -59,16 +59,14 @@ def test_each_result_is_joined_once(
     batches = reduction_plan.group_by_holder(partitions, threads)
     joins = reduction_plan.join_tree(batches)
     n = len(batches)
-    used = [part for join in joins for part in join.parts]
+    used = [part for parts in joins for part in parts]
     assert sorted(used) == list(range(n + len(joins) - 1))
-    made = [*(b.worker for b in batches), *(j.worker for j in joins)]
-    for i, join in enumerate(joins):
-        assert all(part < n + i for part in join.parts)
-        assert join.worker == made[join.parts[0]]
-        if any(part < n and workers_batches(batches, part) > 1 for part in join.parts):
-            assert len({made[part] for part in join.parts}) == 1
+    for i, parts in enumerate(joins):
+        assert all(part < n + i for part in parts)
+        if any(part < n and workers_batches(batches, part) > 1 for part in parts):
+            assert len({batches[part].worker for part in parts}) == 1
         else:
-            assert 1 < len(join.parts) <= JOIN_WIDTH
+            assert 1 < len(parts) <= JOIN_WIDTH
 
 
 def workers_batches(batches: tuple[Batch, ...], part: int) -> int:
@@ -84,7 +82,7 @@ def test_addresses_do_not_change_the_order() -> None:
         threads = dict.fromkeys(sorted(names.values()), 2)
         batches = reduction_plan.group_by_holder(partitions, threads)
         joins = reduction_plan.join_tree(batches)
-        return [*(tuple(b.items) for b in batches), *(j.parts for j in joins)]
+        return [*(tuple(b.items) for b in batches), *joins]
 
     before = {"x": "tcp://1", "y": "tcp://2", "z": "tcp://3"}
     after = {"x": "tcp://9", "y": "tcp://2", "z": "tcp://0"}
