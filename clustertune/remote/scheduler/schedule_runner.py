@@ -46,7 +46,6 @@ RETRY = 30.0  # seconds between two looks at workers that cannot be restarted ye
 MAX_ENDED = 20
 CONFIGURED = "configured-"  # and a number: a schedule of the scheduler's configuration
 MAX_TEXT = 500  # characters of a problem
-MAX_STEPS = 400  # workers of an event
 MAX_NAMED = 3  # workers in a text
 NOT_NEEDED = "no worker needs a restart"
 NO_WORKERS = "none of its workers is on the cluster"
@@ -420,10 +419,10 @@ class ScheduleRunner:
 def _operation(
     result: Mapping[str, Any], text: str, turns: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the fields of a client's restart, for metrics and the audit trail."""
-    if not turns:
-        return {}
+    """Return the fields of a client's restart, for page, metrics and audit trail."""
     outcome = result["outcome"]
+    if not turns:
+        return {"summary": text, "status": outcome}
     status = "failed" if outcome in ("failed", "lost") else "left"
     # a fit that begins meanwhile is no failure: the rest waits for the next gap
     complete = outcome == "interrupted" or (outcome == "done" and not result["left"])
@@ -434,28 +433,9 @@ def _operation(
         "summary": text,
         "status": status,
         "seconds": sum(turn["seconds"] for turn in turns),
-        "steps": [
-            {
-                "action": "restart",
-                "summary": f"restart worker {turn['worker']}",
-                "status": _status(turn),
-                "seconds": turn["seconds"],
-                "nbytes": turn["nbytes"],
-                "reason": str(turn["problem"])[:MAX_TEXT],
-            }
-            for turn in turns[:MAX_STEPS]
-        ],
-        "more_steps": max(0, len(turns) - MAX_STEPS),
+        # one step for all workers, whose ids and problems are in the text
+        "steps": [{"action": "restart", "status": status, "nbytes": result["nbytes"]}],
     }
-
-
-def _status(turn: Mapping[str, Any]) -> str:
-    """Return the outcome of one worker's restart, in the words of reports."""
-    if not turn["problem"]:
-        return "done"
-    if turn["address"]:
-        return "partly"
-    return "refused" if turn["unchanged"] else "failed"
 
 
 def _texts(refused: Mapping[Any, str]) -> str:
