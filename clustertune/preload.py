@@ -11,7 +11,7 @@ Settings in Dask's configuration:
     A list of arguments of :func:`clustertune.schedule_restart` (``idle_for``, ``cron``,
     ``tz``, ``if_needed``, ``expires``, ``workers``), each with ``cron``.
 ``clustertune.audit``
-    A file for the audit trail, or ``syslog``.
+    A file for the audit trail.
 
 A wrong setting stops ``dask scheduler`` with one line. In other processes the import
 raises the error, because Dask only logs the errors of ``dask_setup``.
@@ -60,8 +60,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
     answer = mount(scheduler)
     if "error" in answer:
         logger.info("no dashboard page: the scheduler %s", answer["error"])
-    for handler in audit_logger.handlers:
-        file = getattr(handler, "baseFilename", "syslog")
+    if file := dask.config.get("clustertune.audit", None):
         logger.info("clustertune writes the audit trail to %s", file)
     # workers must have connected before their restarts are scheduled
     _tasks[scheduler.id] = [
@@ -131,16 +130,10 @@ def _add_audit_handler(target: Any) -> None:
     if target is None:
         return
     if not isinstance(target, str) or not target:
-        raise ValueError(
-            f"clustertune.audit={target!r} must be the path of a file, or 'syslog'"
-        )
-    handler: logging.Handler
+        raise ValueError(f"clustertune.audit={target!r} must be the path of a file")
     try:
-        if target == "syslog":
-            handler = logging.handlers.SysLogHandler("/dev/log")
-        else:
-            file = Path(target).expanduser()
-            handler = logging.handlers.WatchedFileHandler(file, encoding="utf-8")
+        file = Path(target).expanduser()
+        handler = logging.handlers.WatchedFileHandler(file, encoding="utf-8")
     except OSError as error:
         text = f"clustertune.audit={target!r} cannot be written: {error}"
         raise ValueError(text) from error

@@ -60,7 +60,7 @@ OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
         None,
         {
             "type": ["string", "null"],
-            "description": "File for the audit trail of the preload module, or syslog.",
+            "description": "File for the audit trail of the preload module.",
         },
     ),
     "reason": (

@@ -221,7 +221,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"schedules": [{"cron": "0 0 30 2 *"}]}, "cron='0 0 30 2"),
     ({"audit": 5}, "must be the path of a file"),
     ({"audit": "/nowhere/audit.jsonl"}, "'/nowhere/audit.jsonl' cannot be written"),
-    ({"audits": "syslog"}, "no setting 'audits'; .*did you mean audit"),
+    ({"audits": "file"}, "no setting 'audits'; .*did you mean audit"),
     (
         {"checks": {"stuck_tasks": {"min_seconds": "many"}}},
         "stuck_tasks.min_seconds='many'",

@@ -301,9 +301,10 @@ _count = click.IntRange(1)
     "clustertune size --rows 100000000 --columns 50 --estimator xgboost",
 )
 @with_options(
-    click.option("--rows", type=_count, help="Set the rows of the data."),
-    click.option("--columns", type=_count, help="Set the columns: features, labels, "
-        "weights."),
+    click.option("--rows", type=_count, required=True, help="Set the rows of the "
+        "data."),
+    click.option("--columns", type=_count, required=True, help="Set the columns: "
+        "features, labels, weights."),
     click.option("--dtype", help="Set the type of the numbers, like float32. By "
         "default float64."),
     estimator_option("Recommend for this kind of estimator, like xgboost."),

@@ -115,8 +115,6 @@ class Profile:
     kinds: tuple[str, ...] = ("array", "dataframe")  # kinds of collections for X
     #: why its fit refuses Arrays, with a fix; "": it takes them
     refuses_arrays: str = ""
-    #: whether it joins all columns in one array of the widest type
-    one_number_type: bool = False
     #: whether steps of a pipeline get X first, and the library what they return
     transforms: bool = False
     #: whether it trains on codes of categories, which must be equal on all workers

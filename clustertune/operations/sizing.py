@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -41,7 +41,7 @@ class Dataset:
     rows: int
     columns: int
     nbytes: int  # in memory
-    itemsize: int  # bytes of the widest number in a row
+    itemsize: int  # bytes of a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,9 @@ class Sizing(Shape):
 
 
 def recommend_size(
-    *collections: Any,
-    rows: int | None = None,
-    columns: int | None = None,
+    *,
+    rows: int,
+    columns: int,
     dtype: Any = None,
     estimator: object = None,
     host_cpus: int | None = None,
@@ -118,11 +118,10 @@ def recommend_size(
 
     Parameters
     ----------
-    *collections
-        X, y and others as Dask collections, lazy or persisted; no data is loaded.
-    rows, columns, dtype
-        Instead of collections: rows, columns of all data together, and the type of the
-        numbers, by default float64.
+    rows, columns
+        Rows, and columns of all data together: features, labels, weights.
+    dtype
+        The type of the numbers, by default float64.
     estimator
         The model, or the name of a workload, like ``"xgboost"``.
     host_cpus, host_memory
@@ -137,7 +136,7 @@ def recommend_size(
     Raises
     ------
     ValueError
-        An argument is invalid, or the size of the data is unknown.
+        An argument is invalid.
     CapacityError
         No number of such hosts suffices.
     RefusedError
@@ -145,54 +144,24 @@ def recommend_size(
 
     Examples
     --------
-    >>> clustertune.recommend_size(X, y, estimator="xgboost")      # doctest: +SKIP
+    >>> clustertune.recommend_size(                                # doctest: +SKIP
+    ...     rows=10**8, columns=51, dtype="float32", estimator="xgboost")
     """
     profile = libraries.choose(estimator)
     cpus = arguments.count("host_cpus", host_cpus) or probe.usable_cpus()
     memory = arguments.nbytes("host_memory", host_memory) or probe.host_memory()
-    if collections and (rows, columns, dtype) != (None, None, None):
-        raise ValueError("give collections, or rows, columns and dtype, and not both")
-    data = measured(collections) if collections else dense(rows, columns, dtype)
+    data = dense(rows, columns, dtype)
     memory_fraction = settings.fractions()["memory_fraction"]
     return decide(data, profile, cpus, memory, memory_fraction=memory_fraction)
 
 
-def dense(rows: object, columns: object, dtype: object) -> Dataset:
+def dense(rows: int, columns: int, dtype: object) -> Dataset:
     """Return the size of an array of one number type."""
-    n_rows = arguments.count("rows", rows, MOST)
-    n_columns = arguments.count("columns", columns, MOST)
-    if n_rows is None or n_columns is None:
-        raise ValueError(
-            f"rows={rows!r} and columns={columns!r} go together: give both, or Dask "
-            "collections"
-        )
+    n_rows = arguments.number("rows", rows, most=MOST)
+    n_columns = arguments.number("columns", columns, most=MOST)
     width = arguments.number_size("dtype", dtype)
     nbytes = n_rows * n_columns * width
     return Dataset(rows=n_rows, columns=n_columns, nbytes=nbytes, itemsize=width)
-
-
-def measured(collections: Sequence[Any]) -> Dataset:
-    """Return the size of Dask collections by their metadata."""
-    from clustertune.collections import graphs, inputs, partitions
-
-    counts, found = set(), []
-    for label, x in ((g.label, g.collection) for g in inputs.of_rows(collections)):
-        rows = partitions.lengths(x, asynchronous=True)  # runs no tasks
-        known = graphs.describe(label, x, (), loaded=False, rows=rows)
-        size = (known.columns or 0, known.total_bytes or 0, known.itemsize or 0)
-        if rows is None or not all(size):
-            raise ValueError(
-                f"the bytes of {label} are unknown by its metadata: only tasks can "
-                "count its rows, or values have no fixed width; give rows= and "
-                "columns= of the numbers instead of collections"
-            )
-        counts.add(int(rows.sum()))
-        found.append(size)
-    if len(counts) > 1:
-        raise ValueError("the collections have different numbers of rows")
-    columns, sizes, widths = zip(*found, strict=True)
-    total = {"columns": sum(columns), "nbytes": sum(sizes), "itemsize": max(widths)}
-    return Dataset(rows=counts.pop(), **total)
 
 
 # --- the decision (pure) --------------------------------------------------------------
@@ -219,10 +188,8 @@ class Fit:
         """Return the bytes of the fullest worker's fit besides its data."""
         data, profile, share = self.data, self.profile, self.share(n_workers)
         if profile.fit_memory is None:
-            nbytes = data.nbytes
-            if profile.one_number_type:  # all columns are converted to the widest type
-                nbytes = max(nbytes, data.rows * data.columns * data.itemsize)
-            return share * (profile.multiple(data.itemsize) * nbytes - data.nbytes)
+            multiple = profile.multiple(data.itemsize)
+            return share * (multiple * data.nbytes - data.nbytes)
         part = TrainingShare(
             rows=share * data.rows,
             all_rows=data.rows,
@@ -305,8 +272,8 @@ def decide(
         "one process without Dask": "would need "
         f"{'' if fit.surely else 'at least '}{bytes_text(single)} of one machine's "
         f"{bytes_text(memory)}",
-        "data": f"{plural(data.rows, 'row')} of {plural(data.columns, 'column')} of up "
-        f"to {data.itemsize} bytes, {bytes_text(data.nbytes)}",
+        "data": f"{plural(data.rows, 'row')} of {plural(data.columns, 'column')} of "
+        f"{data.itemsize} bytes, {bytes_text(data.nbytes)}",
         "memory": f"with {profile.title} a worker takes {bound} "
         f"{bytes_text(fit.fit_bytes(n_workers, shape.threads))} besides its data "
         f"({profile.source}), and {bytes_text(fit.base)} for its process; it may fill "

@@ -37,7 +37,6 @@ BOOSTING = Profile(
     needs_all_classes=None,  # the name does not distinguish classifiers
     eval_copies=True,
     random_order=True,
-    one_number_type=True,
     refuses=NOT_NUMBERS,
     categories=True,
     packages=("lightgbm",),
