@@ -294,7 +294,7 @@ async def test_a_failure(
     await soon(lambda: it.ended)
     assert it.state == "failed"
     (result,) = results(s, it)
-    assert (result["status"], len(result["steps"])) == ("failed", 1)
+    assert (result["status"], len(result["steps"])) == ("failed", 2)
     for name in (0, 1):
         text = f"worker {name}: the restart failed: OSError('no answer')"
         assert text in result["problem"]
