@@ -114,7 +114,7 @@ def _needs(p: Profile) -> str:
         "rows in random order": p.random_order is True,
         "the same categories everywhere": p.categories,
         "arrays": p.kinds == ("array",),
-        "the same number of partitions as in the last run": p.keeps_partitions,
+        "the same number of partitions for the same model": p.keeps_partitions,
         f"partitions of at most {bytes_text(p.max_partition_bytes)}": True,
     }
     return "; ".join(text for text, applies in needs.items() if applies)

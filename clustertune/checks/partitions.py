@@ -20,7 +20,6 @@ from clustertune.core.model import (
     warning,
 )
 from clustertune.core.wording import (
-    Literal,
     bytes_text,
     names_text,
     plural,
@@ -28,7 +27,6 @@ from clustertune.core.wording import (
     workers_text,
 )
 from clustertune.planner import contents, remedies, suitability
-from clustertune.planner.chunking import wanted_partitions
 from clustertune.planner.layouts import largest_partition, sum_bytes
 
 #: partitions over the workload's limit: handling more can take longer than the fit
@@ -241,7 +239,7 @@ def too_many_partitions(view: View) -> Iterator[Finding]:
     Every partition is a task to schedule, a key to keep and a block to join. Partitions
     of 1 MiB or more are never too many. For training data the finding is critical above
     8 times the workload's limit. It is a warning if you set the number
-    (``rechunk=80``), or if the model depends on it.
+    (``rechunk=80``).
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which joins partitions
     unless ``rechunk=False`` is set. By hand, before loading, use ``X = X.rechunk({0:
@@ -262,12 +260,13 @@ def _too_many(layout: Layout, view: View, *, training: bool) -> Finding:
         severity, cutting, remedy = Severity.unknown, "", ""
         text = f"whether they are too small is unknown: {size.reason}"
     else:
-        n_rows = int(layout.rows.sum()) if layout.aligned else -1  # unknown
-        wanted = training and n_partitions == wanted_partitions(view, n_rows)
+        wanted = training and n_partitions == view.goal.partitions
         worse = training and n_partitions > CRITICAL_RATIO * limit and not wanted
         severity = Severity.critical if worse else Severity.warning
         cutting = "" if wanted else view.goal.cutting_action
-        remedy = _join(view, wanted=wanted)
+        remedy = remedies.cut(view, ", which joins partitions")
+        if wanted:
+            remedy = remedies.run(remedies.omit_rechunk(remedies.prepare(view), view))
         text = f"{bytes_text(size / n_partitions)} each, so handling them can take "
         text += "longer than their work"
     return Finding(
@@ -278,19 +277,6 @@ def _too_many(layout: Layout, view: View, *, training: bool) -> Finding:
         evidence={"partitions": n_partitions, "threads": threads},
         remedy=remedy,
         fixed_by=cutting,
-    )
-
-
-def _join(view: View, *, wanted: bool) -> str:
-    """Code that joins partitions; if their number was set, code without the number."""
-    if not wanted:
-        return remedies.cut(view, ", which joins partitions")
-    if not isinstance(view.goal.rechunk, bool):
-        return remedies.run(remedies.omit_rechunk(remedies.prepare(view), view))
-    threads = sum(w.nthreads for w in view.eligible_workers)
-    return remedies.run(
-        remedies.prepare(view, rechunk=threads),
-        " if another model is acceptable: it depends on this number",
     )
 
 
@@ -333,52 +319,22 @@ def changed_partitions(view: View) -> Iterator[Finding]:
 
     ADMM solves one problem for each partition, ``Incremental`` uses each partition as a
     mini-batch, and blockwise voting fits one model to each. With another number than in
-    the fit before, or than in the given data, the model differs.
+    the given data, the model differs.
 
-    Remedy: Run ``clustertune.prepare(client, X, y, estimator=model)``. It keeps the
-    number of the last call for as many rows, if there are no more workers than
-    partitions. Or set the number with ``rechunk=8``; then at most 8 workers train.
+    Remedy: Set the number with ``rechunk=8``; then at most 8 workers train. Give the
+    same number before each fit whose models you compare.
     """
     layout = view.layouts[0] if view.layouts else None
     if layout is None or not view.goal.workload.keeps_partitions or not layout.aligned:
         return
-    now, total = len(layout.rows), int(layout.rows.sum())
-    rows, before = view.goal.previous_shape or (0, 0)
-    if rows == total:
-        if now != before:
-            yield _other_than_before(layout, before, view)
-    elif view.given_partitions not in (None, now):
-        yield _other_than_given(layout, view)
-
-
-def _other_than_before(layout: Layout, before: int, view: View) -> Finding:
-    now, rows = len(layout.rows), int(layout.rows.sum())
-    fixed = view.goal.cutting_action if wanted_partitions(view, rows) == before else ""
-    number: dict[str, Literal] = {} if fixed else {"rechunk": before}
-    call = remedies.prepare(view, None, **number)
-    return warning(
-        message=f"the {layout.label} has {plural(now, 'partition')}, and had "
-        f"{before:,} for the previous fit, so {view.goal.workload.title} would make "
-        "another model",
-        subject=layout.labels,
-        evidence={"partitions": now, "previous_partitions": before},
-        remedy=remedies.run(
-            call,
-            f" for {plural(before, 'partition')} again; then at most "
-            f"{plural(before, 'worker')} will train",
-        ),
-        fixed_by=fixed,
-    )
-
-
-def _other_than_given(layout: Layout, view: View) -> Finding:
     now, given = len(layout.rows), view.given_partitions
-    return info(
-        message=f"the {layout.label} was given in {plural(given or 0, 'partition')} "
-        f"and has {now:,} now, so {view.goal.workload.title} makes another model",
-        subject=layout.labels,
-        evidence={"partitions": now, "given_partitions": given},
-        remedy="For the model of the given partitions run "
-        f"`{remedies.prepare(view, rechunk=given or 1)}`; then at most "
-        f"{plural(given or 0, 'worker')} will train.",
-    )
+    if given is not None and given != now:
+        yield info(
+            message=f"the {layout.label} was given in {plural(given, 'partition')} "
+            f"and has {now:,} now, so {view.goal.workload.title} makes another model",
+            subject=layout.labels,
+            evidence={"partitions": now, "given_partitions": given},
+            remedy="For the model of the given partitions run "
+            f"`{remedies.prepare(view, rechunk=given)}`; then at most "
+            f"{plural(given, 'worker')} will train.",
+        )

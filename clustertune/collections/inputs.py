@@ -373,7 +373,7 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
         )
     grouped = any(variable(x.label) == "qid" for x in inputs.groups[0].given)
     split = grouped and goal.workload.groups != "anywhere"
-    if split and not isinstance(goal.rechunk, bool):
+    if split and goal.partitions is not None:
         raise ValueError(
             f"rechunk={goal.rechunk} cuts at any row, but the rows of a query group "
             "stay together; leave out the number. To train on fewer workers, name them "

@@ -125,8 +125,6 @@ class Goal:
     raise_on_low_memory: bool = False
     persist: bool | None = None  # load lazy data; None: as the workload needs it
     rechunk: bool | int = True  # where needed; never; or a number of partitions
-    #: rows and partitions of the previous fit
-    previous_shape: tuple[int, int] | None = None
     merge_workers: bool = False  # replace the workers of each host by one
     #: train on one worker of each host, with the threads of all, if its memory allows
     one_per_host: bool = False
@@ -150,7 +148,12 @@ class Goal:
     @property
     def changes_data(self) -> bool:
         """Whether the request changes the data, which requires loaded data."""
-        return not isinstance(self.rechunk, bool) or self.release_inputs
+        return self.partitions is not None or self.release_inputs
+
+    @property
+    def partitions(self) -> int | None:
+        """The requested number of partitions; None: any."""
+        return None if isinstance(self.rechunk, bool) else self.rechunk
 
     @property
     def cutting_action(self) -> str:

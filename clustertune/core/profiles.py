@@ -82,7 +82,7 @@ class Profile:
     partitions_per_thread: int = 4
     #: bytes of a partition, over all collections, above which it is cut
     max_partition_bytes: int = 2**29
-    #: whether the model depends on the number of partitions, so that it must be kept
+    #: whether the model depends on the number of partitions; a change is reported
     keeps_partitions: bool = False
 
     # --- rows

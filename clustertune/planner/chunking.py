@@ -298,15 +298,6 @@ def max_partition_bytes(view: View) -> int:
     return min([view.goal.workload.max_partition_bytes, *(n // 10 for n in limits)])
 
 
-def wanted_partitions(view: View, n_rows: int) -> int | None:
-    """Return the requested number of partitions, or that of the model; None: any."""
-    if not isinstance(view.goal.rechunk, bool):
-        return view.goal.rechunk
-    rows, partitions = view.goal.previous_shape or (0, 0)
-    possible = rows == n_rows and len(view.eligible_workers) <= partitions <= n_rows
-    return partitions if possible and view.goal.workload.keeps_partitions else None
-
-
 # --- partitions of a layout -----------------------------------------------------------
 
 
@@ -372,8 +363,8 @@ def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
     """Return partitions that may be cut at any row."""
     old, trains = rows_of(layout.collections[0]), layout is view.layouts[0]
     total = int(old.sum())
-    wanted = wanted_partitions(view, total) if trains else None
-    if wanted is not None:
+    wanted = view.goal.partitions
+    if trains and wanted is not None:
         return Division(even(total, min(total, wanted)))
     if _suits(layout, old, view, about):
         return Division(old)

@@ -134,7 +134,7 @@ PHASES: Mapping[str, Callable[[Goal], object]] = {
     # data must be in memory before rows are counted and partitions are moved
     "load": lambda _: False,
     # partitions are cut and joined on the workers that will train on them
-    "rechunk": lambda goal: not isinstance(goal.rechunk, bool),
+    "rechunk": lambda goal: goal.partitions is not None,
     # no later phase moves a partition of the training data; it also improves what it
     # cannot fix
     "rebalance": lambda _: True,

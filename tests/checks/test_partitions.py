@@ -429,18 +429,18 @@ def test_eval_sets_are_never_critical():
 
 
 def test_a_number_that_is_wanted_is_never_critical():
-    """A requested number, or one that the model depends on, is never joined."""
-    kept = replace(TEN, keeps_partitions=True)
-    for goal in ({"rechunk": 161}, {"workload": kept, "previous_shape": (1610, 161)}):
-        seen = view((), [partitions(161)], **{"workload": TEN} | goal)
-        (finding,) = too_many_partitions(seen)
-        assert finding.severity is Severity.warning
-        assert not finding.fixed_by
-    for goal in ({"rechunk": 80}, {"workload": TEN, "previous_shape": (1610, 161)}):
-        seen = view((), [partitions(161)], **{"workload": TEN} | goal)
-        (finding,) = too_many_partitions(seen)
-        assert finding.severity is Severity.critical
-        assert finding.fixed_by == "rechunk"
+    """Partitions of the requested number are never joined."""
+    (finding,) = too_many_partitions(
+        view((), [partitions(161)], workload=TEN, rechunk=161)
+    )
+    assert finding.severity is Severity.warning
+    assert not finding.fixed_by
+    assert "without `rechunk=161`" in finding.remedy
+    (finding,) = too_many_partitions(
+        view((), [partitions(161)], workload=TEN, rechunk=80)
+    )
+    assert finding.severity is Severity.critical
+    assert finding.fixed_by == "rechunk"
 
 
 def test_many_partitions_of_unknown_size_are_unknown():
@@ -532,17 +532,9 @@ def test_unknown_sizes_are_reported_once():
 # --- changed_partitions ---------------------------------------------------------------
 
 
-def find_changed_partitions(
-    previous_shape, *, keeps=True, workers=2, data=None, given=None, **goal
-):
+def find_changed_partitions(given, *, keeps=True, data=None):
     data = layout([10] * 4, [0, 1, 0, 1]) if data is None else data
-    seen = view(
-        [worker(i) for i in range(workers)],
-        [data],
-        previous_shape=previous_shape,
-        **goal,
-    )
-    seen = replace(seen, given_partitions=given)
+    seen = replace(view([worker(0), worker(1)], [data]), given_partitions=given)
     workload = replace(seen.goal.workload, keeps_partitions=keeps)
     return list(
         changed_partitions(replace(seen, goal=replace(seen.goal, workload=workload)))
@@ -552,58 +544,25 @@ def find_changed_partitions(
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param({"previous_shape": (40, 4)}, id="as many"),
-        pytest.param({"previous_shape": None}, id="the first fit"),
-        pytest.param({"previous_shape": None, "given": 4}, id="as it was given"),
-        pytest.param(
-            {"previous_shape": (40, 4), "given": 1}, id="as for the fit before"
-        ),
-        pytest.param(
-            {"previous_shape": None, "given": 1, "keeps": False}, id="of no account"
-        ),
-        pytest.param({"previous_shape": (41, 5)}, id="other data"),
-        pytest.param(
-            {"previous_shape": (40, 5), "keeps": False}, id="they do not matter"
-        ),
-        pytest.param(
-            {"previous_shape": (40, 5), "data": layout(None, [0])}, id="rows unknown"
-        ),
+        pytest.param({"given": 4}, id="as it was given"),
+        pytest.param({"given": None}, id="not known"),
+        pytest.param({"given": 1, "keeps": False}, id="of no account"),
+        pytest.param({"given": 5, "data": layout(None, [0])}, id="rows unknown"),
     ],
 )
 def test_changed_partitions_silent(how):
-    """The number of partitions must stay, or the earlier number is unknown."""
+    """The number is as given, does not matter, or is unknown."""
     assert find_changed_partitions(**how) == []
     assert list(changed_partitions(view())) == []
 
 
-def test_another_number():
-    """The earlier number of partitions can be made again."""
-    (finding,) = find_changed_partitions((40, 5))
-    assert finding.severity is Severity.warning
-    assert finding.message.startswith(
-        "the training data has 4 partitions, and had 5 for the previous fit, "
-    )
-    assert finding.evidence == {"partitions": 4, "previous_partitions": 5}
-    assert finding.fixed_by == "rechunk"
-
-
-def test_what_cannot_be_as_before_is_said_only():
-    """The earlier number does not suit: each worker needs a partition, or the call
-    requests another number or none.
-    """
-    assert find_changed_partitions((40, 3), workers=4)[0].fixed_by == ""
-    assert find_changed_partitions((40, 5), rechunk=8)[0].fixed_by == ""
-    assert find_changed_partitions((40, 5), rechunk=False)[0].fixed_by == ""
-
-
 def test_another_number_than_was_given():
-    """Without an earlier fit the given number counts; the remedy keeps it."""
-    for kept in (None, (41, 5)):
-        (finding,) = find_changed_partitions(kept, given=1)
-        assert finding.severity is Severity.info
-        assert finding.message.startswith(
-            "the training data was given in 1 partition and has 4 now, "
-        )
-        assert finding.evidence == {"partitions": 4, "given_partitions": 1}
-        assert finding.fixed_by == ""
-        assert "rechunk=1" in finding.remedy
+    """The remedy keeps the given number."""
+    (finding,) = find_changed_partitions(1)
+    assert finding.severity is Severity.info
+    assert finding.message.startswith(
+        "the training data was given in 1 partition and has 4 now, "
+    )
+    assert finding.evidence == {"partitions": 4, "given_partitions": 1}
+    assert finding.fixed_by == ""
+    assert "rechunk=1" in finding.remedy

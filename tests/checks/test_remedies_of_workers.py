@@ -42,7 +42,7 @@ MIB = 2**20
 NOT_APPLIED = {
     "adaptive_scaling": "a hold keeps the workers, and the bounds stay: test_hold",
     "blocked_event_loops": "the code of a user's task has to change",
-    "changed_partitions": "prepare keeps the number itself: test_dask_ml",
+    "changed_partitions": "rechunk= is applied in integrations: test_dask_ml",
     "fit_memory": "it has several ways, whose effects are in test_forecast",
     "no_rows": "the user has to correct the source of the data",
     "software_versions": "it installs packages, or retires workers: test_foreign",

@@ -238,34 +238,6 @@ def seen(data, *, workers=2, needs=None, **goal):
     return replace(found, goal=replace(found.goal, workload=workload))
 
 
-# --- how many -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        pytest.param({}, None, id="any number"),
-        pytest.param({"rechunk": 7}, 7, id="asked for"),
-        pytest.param({"rechunk": False}, None, id="none is cut"),
-        pytest.param({"previous_shape": (40, 9)}, 9, id="as before"),
-        pytest.param({"previous_shape": (41, 9)}, None, id="of other data"),
-        pytest.param({"previous_shape": (40, 1)}, None, id="fewer than workers"),
-        pytest.param({"previous_shape": (40, 41)}, None, id="more than rows"),
-        pytest.param(
-            {"previous_shape": (40, 9), "rechunk": 7}, 7, id="asked for otherwise"
-        ),
-    ],
-)
-def test_how_many_partitions_are_wanted(how, expected):
-    """A model that is made of its partitions has as many as before."""
-    data = layout([20, 20], [0, 1])
-    at = seen(data, needs={"keeps_partitions": True}, **how)
-    assert chunking.wanted_partitions(at, 40) == expected
-    other = seen(data, **how)
-    asked = how.get("rechunk")
-    assert chunking.wanted_partitions(other, 40) == (asked or None)
-
-
 # --- groups and copies ----------------------------------------------------------------
 
 

@@ -121,8 +121,7 @@ class LiveCluster:
             n_workers, there = self.goal.n_workers, identity["workers"]
             await on_workers.refuse_scale(self.client, n_workers, there)
         self._lease.opened = True
-        kept = await self._last_partitions()
-        self.goal = replace(self.goal, workers=wanted, previous_shape=kept)
+        self.goal = replace(self.goal, workers=wanted)
 
     async def _starts_workers(self) -> bool:
         """Whether the goal starts workers on a cluster that has none.
@@ -160,18 +159,6 @@ class LiveCluster:
             f"the cluster {printable(identity['address'])} has no running worker "
             f"(workers: {shown}); {fix}"
         )
-
-    async def _last_partitions(self) -> tuple[int, int] | None:
-        """Return rows and partitions of the previous fit, if they must be kept."""
-        if not self.goal.workload.keeps_partitions:
-            return None
-        report = await inquiry.last_report(self.client)
-        if report is None or report.workload != self.goal.workload.name:
-            return None
-        before = next(iter(report.after), None)
-        if before is None or before.rows is None:
-            return None
-        return before.rows, before.partitions
 
     def lease(
         self,

@@ -53,7 +53,7 @@ class Generic(Workload):
     )
 
     def profile_for(self, estimator: object) -> Profile:
-        """Keep the number of partitions for blockwise voting: one model for each."""
+        """Blockwise voting fits one model to each partition, so their number counts."""
         voting = isa(estimator, "dask_ml.ensemble", "BlockwiseBase")
         return replace(self.profile, keeps_partitions=voting)
 

@@ -115,8 +115,8 @@ class Admm(Gradients):
     """Linear models of dask-ml and dask-glm with ``admm``, their default solver.
 
     A long task runs for every partition in every iteration. The penalty is divided by
-    the number of partitions, so the coefficients depend on it. That number is kept
-    between runs.
+    the number of partitions, so the coefficients depend on it. Give that number with
+    ``rechunk``, such as ``rechunk=8``, if runs have to be comparable.
     """
 
     uses_admm = True
