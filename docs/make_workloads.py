@@ -122,7 +122,7 @@ def _needs(p: Profile) -> str:
 
 def _takes(p: Profile) -> str:
     if p.takes is None:
-        return "anything"
+        return "anything" if p.groups else "anything but `qid`"
     return ", ".join(f"`{name}`" for name in p.takes) or "nothing"
 
 

@@ -3,9 +3,9 @@
 If the partitions of X suit the workers, y and companions are cut like X. Otherwise all
 are cut at one shared list of rows, near existing boundaries. Few bytes are transferred,
 and rows keep their order. A collection that is not cut moves to its new companions by
-the next action, ``rebalance``. Query groups (``qid``) are not cut, so such data is only
-joined. No data is at risk: the old partitions stay in memory while anything holds them,
-so workers need memory for both.
+the next action, ``rebalance``. Query groups (``qid``) that have to be whole are not
+cut. No data is at risk: the old partitions stay in memory while anything holds them, so
+workers need memory for both.
 """
 
 from __future__ import annotations

@@ -345,8 +345,16 @@ def group_numbers(label: str, sizes: Any) -> da.Array:
 # --- requirements of libraries --------------------------------------------------------
 
 
-def refuse_sizes(inputs: Inputs, profile: Profile) -> None:
-    """Refuse sizes of groups for a library that takes the group of each row."""
+def refuse_groups(inputs: Inputs, profile: Profile) -> None:
+    """Refuse query groups for a library that does not rank, or takes no sizes."""
+    labels = [label for label in inputs.same if variable(label) == "qid"]
+    if labels and not profile.groups:
+        raise ValueError(
+            f"{'group' if inputs.sizes else labels[0]} is for rankers, and "
+            f"{profile.title} does not rank: give the ranker as estimator=, or "
+            '"xgboost_rank" or "lightgbm_rank". Give numbers of another meaning as one '
+            "more collection, after y"
+        )
     if inputs.sizes and not profile.group_sizes:
         raise ValueError(
             "group= has sizes of groups, which LightGBM's ranker takes; for "
@@ -371,9 +379,7 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             "release_inputs=True releases partitions that are cut, and rechunk=False "
             "cuts none; leave one of them out"
         )
-    grouped = any(variable(x.label) == "qid" for x in inputs.groups[0].given)
-    split = grouped and goal.workload.groups != "anywhere"
-    if split and goal.partitions is not None:
+    if goal.workload.whole_groups and goal.partitions is not None:
         raise ValueError(
             f"rechunk={goal.rechunk} cuts at any row, but the rows of a query group "
             "stay together; leave out the number. To train on fewer workers, name them "

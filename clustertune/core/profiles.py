@@ -91,7 +91,7 @@ class Profile:
     #: whether all workers take each step together, so that each gets an equal share of
     #: the rows; otherwise shares are in proportion to threads
     equal_shares: bool = False
-    #: query groups (qid). "": none are needed; "anywhere": the library sorts the rows
+    #: query groups (qid). "": it does not rank; "anywhere": the library sorts the rows
     #: itself; "together": rows of a group are neighbours, on one worker
     groups: str = ""
     #: whether it takes the sizes of groups instead of the group of each row

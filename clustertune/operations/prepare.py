@@ -209,7 +209,8 @@ def prepare(
         Array is that of its rows. For XGBoost's ``survival:aft`` give the lower bounds
         of labels as y, and the upper ones after it.
     sample_weight, qid, base_margin, init_score
-        Companions of X, by the names that training libraries use.
+        Companions of X, by the names that training libraries use. ``qid`` needs a
+        ranker as ``estimator``.
     group
         Instead of ``qid`` for LightGBM's ranker: group sizes in the order of rows, a
         Dask Array or Series. The result has the sizes in new partitions.
@@ -364,7 +365,7 @@ def prepare_data(client: Client, given: inputs.Inputs, options: Options) -> Prep
     """
     check_client(client, given)
     profile = libraries.choose(options.estimator)
-    inputs.refuse_sizes(given, profile)
+    inputs.refuse_groups(given, profile)
     libraries.refuse(profile, inputs.companions(given))
     goal = _goal(given, profile, options)
     inputs.refuse_unfit(given, goal)

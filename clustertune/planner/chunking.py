@@ -12,7 +12,6 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -197,20 +196,6 @@ class _Shares:
         return int(self.room[worker] + (0 if self.room[worker] > least else least))
 
 
-def joined(rows: Int64s, most: int) -> Int64s:
-    """Return rows of runs of whole old partitions, of up to ``most`` rows if possible.
-
-    For data that may not be cut: every remaining boundary is an old one.
-    """
-    runs: list[int] = []
-    for n in rows[rows > 0].tolist():
-        if runs and runs[-1] + n <= most:
-            runs[-1] += n
-        else:
-            runs.append(n)
-    return np.array(runs, dtype=np.int64)
-
-
 def at_edges(edges: Int64s, n_rows: int, cuts: Int64s) -> Int64s:
     """Return rows of partitions, cut at the allowed edges nearest to the wanted cuts.
 
@@ -349,13 +334,14 @@ def divide(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
 
     They are those of X if these suit. ``about`` are the findings about the layout.
     """
+    old = rows_of(layout.collections[0])
     if view.goal.rechunk is False or layouts.is_copied(layout):
-        return Division(rows_of(layout.collections[0]))
-    groups = contents.groups_of(layout)
-    if groups is not None and view.goal.workload.whole_groups:
-        return Division(_at_groups(layout, groups, view, about))
-    if contents.has_groups(layout) and view.goal.workload.groups != "anywhere":
-        return Division(_of_groups(layout, view, about))
+        return Division(old)
+    if view.goal.workload.whole_groups and contents.has_groups(layout):
+        groups = contents.groups_of(layout)  # None: unread
+        return Division(
+            old if groups is None else _at_groups(layout, groups, view, about)
+        )
     return _anywhere(layout, view, about)
 
 
@@ -478,22 +464,6 @@ def _at_groups(
     enough = [rows for rows in tries if np.count_nonzero(rows) >= fewest]
     # old partitions that cut through groups may be more even than whole groups
     return _most_even(layout, enough or tries[-1:], view, can_stay=bool(whole))
-
-
-def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
-    """Return joined partitions: any other cut may go through a group."""
-    ends = [np.cumsum(rows_of(m)) for m in layout.collections]
-    common = reduce(np.intersect1d, ends)
-    old = np.diff(common[common > 0], prepend=0)
-    if _suits(layout, old, view, about):
-        return old
-    total = int(old.sum())
-    new = joined(old, -(-total // _count_for(layout, view)))
-    weights = layouts.weights(view)
-    crowded = bool(suitability.too_many(_bare(layout, old), view))
-    # joining does not help against too few or uneven partitions
-    better = fullest(new, weights) < fullest(old, weights)
-    return new if crowded or better else old
 
 
 def _count_for(layout: Layout, view: View) -> int:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 
-from clustertune.core.model import Int64s, Layout, Unknown, View, WorkerSnapshot
+from clustertune.core.model import Layout, Unknown, View, WorkerSnapshot
 from clustertune.planner import contents, forecast, layouts, machines
 from clustertune.planner.forecast import expected_workers
 from clustertune.planner.placement import place
@@ -132,21 +131,9 @@ def units(view: View) -> Units | None:
     # collections that are not aligned have no common partitions
     if wanted is False and layout.aligned:
         found.append(Units(int((layout.rows > 0).sum()), "partition"))
-    found += _of_groups(layout, view, counted)
+    if view.goal.workload.whole_groups and (groups := contents.groups_of(layout)):
+        found.append(Units(len(np.unique(groups.values)), "group"))
     return min((u for u in found if u.number), key=lambda u: u.workers, default=None)
-
-
-def _of_groups(layout: Layout, view: View, counted: list[Int64s]) -> list[Units]:
-    if view.goal.workload.groups == "anywhere":
-        return []
-    if view.goal.workload.whole_groups:
-        groups = contents.groups_of(layout)
-        return [Units(len(np.unique(groups.values)), "group")] if groups else []
-    if not contents.has_groups(layout) or len(counted) < len(layout.collections):
-        return []
-    # a library that does not use groups gets joined partitions, and none is cut
-    ends = reduce(np.intersect1d, [np.cumsum(rows) for rows in counted])
-    return [Units(int((ends > 0).sum()), "partition")]
 
 
 def chosen(view: View) -> View:

@@ -144,24 +144,7 @@ def test_blocks_of_columns_are_joined() -> None:
 
 
 def test_groups_are_not_cut() -> None:
-    """With ``qid`` every boundary is an old one."""
-    data = layout([10, 30], [0, 0], ("X", "y", "qid"))
-    assert proposed(view(two(), [data])) == []
-
-
-def test_partitions_of_groups_end_where_all_of_them_do() -> None:
-    """X and qid have different boundaries; one of X may be within a group."""
-    X = collection("X", [10, 10, 10, 10, 20, 20], [0, 1, 0, 1, 0, 1], 80)
-    qid = collection("qid", [20, 25, 15, 20], [0, 1, 0, 1], 8)
-    data = Layout(label="training data", collections=(X, qid))
-    (step,) = proposed(view(two(), [data]))
-    assert step.args.rows.tolist() == [20, 40, 20]
-
-
-def test_groups_that_cannot_lie_evenly_stay() -> None:
-    """Joining does not make rows more even, so nothing is copied."""
-    data = layout([1000] + [10] * 10, [0] * 6 + [1] * 5, ("X", "y", "qid"))
-    assert proposed(view(two(), [data])) == []
+    """The remedy for too few partitions says so."""
     few = layout([16, 16], [0, 1], ("X", "y", "qid"))
     found = checks.run(view([worker(i) for i in range(3)], [few]))
     (finding,) = (f for f in found if f.check == "too_few_partitions")

@@ -237,22 +237,6 @@ async def test_a_dry_run_cuts_nothing(c, s, a, b):
     assert (await clustertune.prepare(c, X, y)).report.status == "done"
 
 
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_query_groups_are_not_cut(c, s, a, b):
-    """With ``qid`` partitions are only joined, because a cut might divide a group."""
-    Xn = numbers()
-    X, y, q = await persisted(
-        c,
-        da.from_array(Xn, chunks=((100, 1900, 2000), 5)),
-        da.from_array(Xn[:, 0], chunks=1000),
-        da.from_array(np.arange(ROWS) // 100, chunks=1000),
-    )
-    X2, y2, q2 = await clustertune.prepare(c, X, y, qid=q)
-    ends = set(np.cumsum(X2.chunks[0]).tolist())
-    assert ends <= {100, 2000, 4000}
-    assert X2.chunks[0] == y2.chunks[0] == q2.chunks[0]
-
-
 @gen_cluster(
     client=True,
     nthreads=[("127.0.0.1", 1)] * 2,

@@ -386,9 +386,10 @@ def test_missing_estimator(local_cluster: Any) -> None:
     """The call with the model has no finding."""
     _, client = local_cluster(1)
     X, y = (da.zeros(shape, chunks=50) for shape in ((100, 2), 100))
-    p = clustertune.prepare(client, X, y, qid=da.zeros(100, chunks=50, dtype=int))
-    (finding,) = [f for f in p.report.left if f.check == "missing_estimator"]
-    names = {"X": p.X, "y": p.y, "qid": p.qid, "model": "lightgbm_rank"}
+    qid = da.zeros(100, chunks=50, dtype=int)
+    report = clustertune.check(client, X, y, qid=qid)
+    (finding,) = [f for f in report.found if f.check == "missing_estimator"]
+    names = {"X": X, "y": y, "qid": qid, "model": "lightgbm_rank"}
     exec(code(finding.remedy)[0], Situation(client, names).names)
     assert "missing_estimator" not in {
         f.check for f in clustertune.last_report(client).left

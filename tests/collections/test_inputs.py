@@ -152,13 +152,22 @@ def test_a_number_of_partitions_of_query_groups(number: int) -> None:
     ranks = replace(GENERIC.profile, groups="together")
     sorts = replace(GENERIC.profile, groups="anywhere")
     for given in (gather(X, Y, qid=Y + 1), gather(X, Y, group=group)):
-        for profile in (GENERIC.profile, ranks):
-            with pytest.raises(ValueError, match=f"rechunk={number} cuts at any row"):
-                inputs.refuse_unfit(given, replace(goal, workload=profile))
+        with pytest.raises(ValueError, match=f"rechunk={number} cuts at any row"):
+            inputs.refuse_unfit(given, replace(goal, workload=ranks))
         inputs.refuse_unfit(given, replace(goal, workload=sorts))
         inputs.refuse_unfit(given, replace(goal, rechunk=False))
+
+
+def test_groups_without_a_ranker() -> None:
+    """Groups need a ranker: without one, cuts would go through them."""
     evals = gather(X, Y, eval_set=[(X[:50], Y[:50], {"qid": Y[:50]})])
-    inputs.refuse_unfit(evals, goal)  # the number is that of the training data
+    for given, label in ((gather(X, Y, qid=Y), "qid"), (evals, r"eval_set\[0\].qid")):
+        inputs.refuse_groups(given, choose("xgboost_rank"))
+        with pytest.raises(
+            ValueError, match=f"{label} is for rankers, and .* give the"
+        ):
+            inputs.refuse_groups(given, GENERIC.profile)
+    inputs.refuse_groups(gather(X, Y, Y), GENERIC.profile)
 
 
 def test_swapped() -> None:
@@ -304,9 +313,11 @@ def test_sizes_of_groups_become_the_group_of_each_row(group: Any) -> None:
     assert (np.diff(qid) >= 0).all()
     assert counts.tolist() == SIZES.tolist()
     assert len(values) == 4
+    with pytest.raises(ValueError, match="group is for rankers"):
+        inputs.refuse_groups(given, GENERIC.profile)
     with pytest.raises(ValueError, match=r"group= has sizes .* give qid="):
-        inputs.refuse_sizes(given, GENERIC.profile)
-    inputs.refuse_sizes(given, replace(GENERIC.profile, group_sizes=True))
+        inputs.refuse_groups(given, choose("xgboost_rank"))
+    inputs.refuse_groups(given, choose("lightgbm_rank"))
 
 
 def test_what_are_no_sizes_of_groups() -> None:

@@ -14,7 +14,7 @@ from clustertune import checks
 from clustertune.actions import rechunk
 from clustertune.core.model import Contents, Profile, View
 from clustertune.planner import chunking, layouts
-from clustertune.planner.chunking import divided, even, fullest, joined, near, parts
+from clustertune.planner.chunking import divided, even, fullest, near, parts
 from clustertune.planner.layouts import HeldBytes
 from clustertune.remote.worker import content
 from tests.builders import layout, view, worker
@@ -73,16 +73,6 @@ def test_near_any_rows(old, most):
     assert rows.min() > 0
     assert rows.max() <= most
     assert sum(2 * rows < most) <= 1
-
-
-@given(ROWS, st.integers(1, 60))
-def test_joined_rows_are_not_cut(old, most):
-    """Every boundary that remains was one before."""
-    rows = joined(array(*old), most)
-    assert set(np.cumsum(rows).tolist()) <= set(np.cumsum(old).tolist())
-    assert rows.min() > 0
-    single = max(old)
-    assert rows.max() <= max(most, single)
 
 
 def test_partitions_of_one_worker_are_joined():

@@ -94,7 +94,6 @@ def ranked(*groups: str, label: str = "qid") -> Any:
         pytest.param(layout([1], [0]), {}, {"rechunk": 2}, {0}, id="1 row in 2"),
         pytest.param(ranked("aab", "bb"), {"groups": "together"}, {}, {0, 1}, id="ab"),
         pytest.param(ranked("aba"), {"groups": "together"}, {}, {0, 1}, id="unsorted"),
-        pytest.param(ranked("ab", "c"), {}, {}, {0, 1}, id="groups are only joined"),
     ],
 )
 def test_fewer_parts_than_workers(
