@@ -19,6 +19,7 @@ from clustertune.core.model import (
     Severity,
     View,
     critical,
+    info,
     warning,
 )
 from clustertune.core.wording import (
@@ -448,23 +449,17 @@ def _too_large(
 def missing_estimator(view: View) -> Iterator[Finding]:
     """Find data that is prepared for any library, while some libraries need more.
 
-    LightGBM's classifier needs every class on every worker, and a ranking needs groups
-    that are whole and in order. Otherwise they train a wrong model without an error.
-    Without ``estimator=`` clustertune only makes rows even and keeps pairs together.
+    LightGBM's classifier needs every class on every worker. Otherwise it trains a wrong
+    model without an error. Without ``estimator=`` clustertune only makes rows even and
+    keeps pairs together. The check has a finding if LightGBM is imported.
 
     Remedy: Pass the model, ``clustertune.prepare(client, X, y, estimator=model)``, or
     the name of a workload, as ``estimator="lightgbm"``.
     """
-    if view.goal.workload_chosen or not view.layouts:
-        return
-    groups = contents.has_groups(view.layouts[0])
-    if not groups and "lightgbm" not in view.goal.imported:
-        return
-    why = "LightGBM's classifier needs every class on every worker"
-    if groups:
-        why = "a ranking needs query groups that are whole and in order"
-    yield Finding(
-        severity=Severity.warning if groups else Severity.info,
-        message=f"the data is prepared for any library, but {why}",
-        remedy=remedies.run(remedies.prepare(view, model="model")),
-    )
+    chosen = view.goal.workload_chosen or not view.layouts
+    if not chosen and "lightgbm" in view.goal.imported:
+        yield info(
+            message="the data is prepared for any library, but LightGBM's classifier "
+            "needs every class on every worker",
+            remedy=remedies.run(remedies.prepare(view, model="model")),
+        )

@@ -505,13 +505,12 @@ def test_one_that_fits_no_worker():
 
 
 DATA = layout([10], [0])
-RANKED = layout([10], [0], ("X", "y", "qid"))
 
 
 @pytest.mark.parametrize(
     ("data", "goal"),
     [
-        pytest.param([RANKED], {}, id="it was named"),
+        pytest.param([DATA], {}, id="it was named"),
         pytest.param([DATA], {"workload_chosen": False}, id="no library needs more"),
         pytest.param([], {"workload_chosen": False}, id="no data"),
     ],
@@ -520,19 +519,6 @@ def test_missing_estimator_silent(data, goal):
     """The estimator is known, or any layout suits."""
     imported = frozenset(("lightgbm",) if goal == {} else ())
     assert list(missing_estimator(view((), data, imported=imported, **goal))) == []
-
-
-def test_groups_for_any_library():
-    """A workload that ranks is possible, and groups are not kept whole."""
-    (finding,) = missing_estimator(view((), [RANKED], workload_chosen=False))
-    assert finding.severity is Severity.warning
-    assert finding.message == (
-        "the data is prepared for any library, but a ranking needs query groups that "
-        "are whole and in order"
-    )
-    assert finding.remedy == (
-        "Run `X, y, qid = clustertune.prepare(client, X, y, qid=qid, estimator=model)`."
-    )
 
 
 def test_lightgbm_is_there():

@@ -385,11 +385,11 @@ def test_adaptive(local_cluster: Any) -> None:
 def test_missing_estimator(local_cluster: Any) -> None:
     """The call with the model has no finding."""
     _, client = local_cluster(1)
+    pytest.importorskip("lightgbm")
     X, y = (da.zeros(shape, chunks=50) for shape in ((100, 2), 100))
-    qid = da.zeros(100, chunks=50, dtype=int)
-    report = clustertune.check(client, X, y, qid=qid)
-    (finding,) = [f for f in report.found if f.check == "missing_estimator"]
-    names = {"X": X, "y": y, "qid": qid, "model": "lightgbm_rank"}
+    p = clustertune.prepare(client, X, y)
+    (finding,) = [f for f in p.report.left if f.check == "missing_estimator"]
+    names = {"X": p.X, "y": p.y, "model": "lightgbm"}
     exec(code(finding.remedy)[0], Situation(client, names).names)
     assert "missing_estimator" not in {
         f.check for f in clustertune.last_report(client).left
