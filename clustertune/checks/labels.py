@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,12 @@ from clustertune.core.model import (
     Float64s,
     Int64s,
     Layout,
-    Scalar,
     Severity,
     View,
     critical,
     info,
-    warning,
 )
 from clustertune.core.wording import (
-    bytes_text,
     plural,
     printable,
     variable,
@@ -32,14 +28,10 @@ from clustertune.core.wording import (
 )
 from clustertune.planner import contents, remedies
 from clustertune.planner.contents import Classes
-from clustertune.planner.layouts import home_workers, is_copied, weights
-from clustertune.planner.memory import free_memory
+from clustertune.planner.layouts import home_workers, weights
 
-#: by whether the workload needs all classes on every worker; None: unknown
-_SEVERITIES = {True: Severity.critical, None: Severity.warning, False: Severity.info}
 CERTAIN = 6.0  # standard errors: more than chance explains
 FAR = 0.3  # standard deviations: less does not change a model much
-MAX_CLASSES = 100  # with more distinct labels they count as numbers
 
 
 def _placed_training(view: View) -> Layout | None:
@@ -56,45 +48,40 @@ def missing_classes(view: View) -> Iterator[Finding]:
 
     LightGBM's classifier counts the classes on each worker separately. If one is
     missing there, the model lacks classes, without an error. Data that is sorted by
-    label is the usual cause. The check reads all labels, so it runs only with
-    ``deep=True``, or if the workload needs all classes. It stops ``prepare`` only if
-    the estimator is a classifier.
+    label is the usual cause. The check reads all labels, so it runs only if the
+    workload needs all classes. It stops ``prepare`` only if the estimator is a
+    classifier; for the name ``lightgbm``, which may mean another one, it warns.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y, estimator=model)``, which
     spreads the rows of each class over all workers. If a class has fewer rows than
     there are workers, leave its rows out, or name fewer workers in ``workers=``. If the
     labels are numbers and no classes, pass a regressor.
     """
-    layout = _placed_training(view)
-    classes = None if layout is None else contents.classes_of(layout)
-    if layout is None or classes is None or len(classes.names) < 2:
+    layout, needed = _placed_training(view), view.goal.workload.needs_all_classes
+    if layout is None or needed is False:
         return
-    severity = _SEVERITIES[view.goal.workload.needs_all_classes]
-    needed = severity is not Severity.info
+    classes = contents.classes_of(layout)
+    if classes is None or len(classes.names) < 2:
+        return
     rare = int(classes.totals.argmin())
-    if needed and classes.totals[rare] < len(view.eligible_workers):
-        yield _too_rare(classes, rare, view)
+    if classes.totals[rare] < len(view.eligible_workers):
+        if needed:  # otherwise the labels may be no classes
+            yield _too_rare(classes, rare, view)
         return
-    home, claim = home_workers(layout, len(view.now.workers)), weights(view)
-    # other checks report workers without rows
-    held = np.bincount(home[home >= 0], layout.rows[home >= 0], len(claim)) > 0
-    may = (claim > 0) & (held | needed)
+    home, may = home_workers(layout, len(view.now.workers)), weights(view) > 0
     lacking = contents.missing_classes(classes.counts > 0, home, may)
     if lacking.any():
-        yield _lacking_classes(layout, classes, lacking, view, severity)
+        yield _lacking_classes(layout, classes, lacking, view)
 
 
 def _too_rare(classes: Classes, number: int, view: View) -> Finding:
     rows, n_workers = int(classes.totals[number]), len(view.eligible_workers)
     name = printable(str(classes.names[number]), longest=40)
-    workload = view.goal.workload
-    known = workload.needs_all_classes is not None
     few = remedies.sort_ids([w.id for w in view.eligible_workers][:rows])
-    return Finding(
-        severity=Severity.critical if known else Severity.info,
-        message=f"{'class' if known else 'label'} {name} of {classes.label} has "
-        f"{plural(rows, 'row')}, too few for {n_workers:,} workers: {workload.title} "
-        f"needs every class on each worker{'' if known else ', if it is a classifier'}",
+    return critical(
+        message=f"class {name} of {classes.label} has {plural(rows, 'row')}, too few "
+        f"for {n_workers:,} workers: {view.goal.workload.title} needs every class on "
+        "each worker",
         subject=(classes.label,),
         evidence={"rows": rows, "workers": n_workers},
         remedy=remedies.run(
@@ -102,33 +89,30 @@ def _too_rare(classes: Classes, number: int, view: View) -> Finding:
             f", which trains on {plural(rows, 'worker')}, or leave out the rows of "
             f"that class. If {classes.label} has numbers and no classes, pass a "
             "regressor as estimator=",
-        )
-        if known
-        else "Pass the model, `estimator=model`, which shows whether it is a "
-        "classifier.",
+        ),
     )
 
 
 def _lacking_classes(
-    layout: Layout, classes: Classes, lacking: Bools, view: View, severity: Severity
+    layout: Layout, classes: Classes, lacking: Bools, view: View
 ) -> Finding:
     worst = int(lacking.sum(axis=1).argmax())
     workers = view.now.workers
     ids = tuple(workers[i].id for i in np.flatnonzero(lacking.any(axis=1)).tolist())
     example = str(classes.names[int(np.flatnonzero(lacking[worst])[0])])
     names = len(classes.names)
-    needed = severity is not Severity.info
-    whole = needed and contents.whole_partitions_suffice(layout, classes, view)
+    whole = contents.whole_partitions_suffice(layout, classes, view)
+    known = view.goal.workload.needs_all_classes
     return Finding(
-        severity=severity,
+        severity=Severity.critical if known else Severity.warning,
         message=f"{workers_text(ids)} {verb(ids, 'has')} no rows of some of "
         f"{plural(names, 'class', 'classes')} in {classes.label}; on "
         f"{workers_text([workers[worst].id])} {int(lacking[worst].sum()):,} are "
         f"missing, for example {printable(example, longest=40)}",
-        subject=layout.labels if needed else ids,
+        subject=layout.labels,
         evidence={"classes": names, "workers": len(ids)},
-        remedy=remedies.cut(view) if needed else remedies.random_order(layout),
-        fixed_by=("rebalance" if whole else view.goal.cutting_action) if needed else "",
+        remedy=remedies.cut(view),
+        fixed_by="rebalance" if whole else view.goal.cutting_action,
     )
 
 
@@ -176,8 +160,9 @@ def unshuffled_rows(view: View) -> Iterator[Finding]:
     Data in order of label, source or date gives each worker another mixture of labels.
     Libraries with stochastic gradients, or with means over workers, then train worse
     without an error; trees of XGBoost are not affected. The check reports a mean label
-    that differs by more than 0.3 standard deviations. It reads the labels, so it runs
-    only with ``deep=True``, or if the workload needs random order.
+    that differs by more than 0.3 standard deviations, if labels are numbers. It reads
+    the labels, so it runs only with ``deep=True``, or if the workload needs random
+    order.
 
     Remedy: Put the rows in random order before you prepare them. For Arrays run ``order
     = numpy.random.default_rng(0).permutation(len(X)); X, y = X[order], y[order]``. Sort
@@ -188,17 +173,15 @@ def unshuffled_rows(view: View) -> Iterator[Finding]:
         return
     for collection in layout.collections:
         if collection.label == "y" and collection.contents is not None:
-            yield from _differing(layout, collection.contents.partitions, view)
+            found = [p.get("moments") for p in collection.contents.partitions]
+            if found and None not in found:
+                yield from _differing(layout, np.array(found, np.float64).T, view)
 
 
-def _differing(
-    layout: Layout, partitions: Sequence[Mapping[str, Any]], view: View
-) -> Iterator[Finding]:
+def _differing(layout: Layout, sums: Float64s, view: View) -> Iterator[Finding]:
+    """Compare means; ``sums`` has rows, sum and sum of squares of each partition."""
     workers = view.now.workers
-    home = home_workers(layout, len(workers))
-    shift = np.zeros(len(workers))
-    for sums in _sums(partitions):
-        shift = np.maximum(shift, _shifts(home, sums, len(workers)))
+    shift = _shifts(home_workers(layout, len(workers)), sums, len(workers))
     far = np.flatnonzero(shift > FAR)
     if not len(far):
         return
@@ -216,20 +199,6 @@ def _differing(
         },
         remedy=remedies.random_order(layout),
     )
-
-
-def _sums(partitions: Sequence[Mapping[str, Any]]) -> Iterator[Float64s]:
-    """Rows, sum and sum of squares by partition: of numbers, or of each class."""
-    tables = [dict(p.get("classes") or ()) for p in partitions]
-    classes = {c for table in tables for c in table}
-    counted = all(p.get("classes") is not None for p in partitions)
-    if 0 < len(classes) <= MAX_CLASSES and counted:
-        rows = [sum(table.values()) for table in tables]
-        for c in classes:
-            count = [table.get(c, 0) for table in tables]
-            yield np.array([rows, count, count], dtype=np.float64)
-    elif all(p.get("moments") is not None for p in partitions):
-        yield np.array([p["moments"] for p in partitions], dtype=np.float64).T
 
 
 def _shifts(home: Int64s, sums: Float64s, n_workers: int) -> Float64s:
@@ -299,40 +268,37 @@ def _other_order(
 
 
 def query_groups(view: View) -> Iterator[Finding]:
-    """Find query groups that a ranking would split, or that fit on no worker.
+    """Find query groups that a ranking would split, and rows without a group.
 
     A ranking needs all rows of a group on one worker, and LightGBM's ranker needs them
     together in one partition. Otherwise it ranks the parts of a group separately,
     without an error. XGBoost's ranker sorts the rows itself, unless
     ``allow_group_split=True`` is set. Rows without a group (NaN, NA or masked) cannot
     be ranked. The check reads ``qid``, so it runs only with ``deep=True``, or if the
-    workload ranks.
+    workload ranks. It looks for split groups only if the workload ranks.
 
     Remedy: Sort the rows by group before you take X, y and qid of their frame: ``frame
     = frame.sort_values("qid")``. For Arrays run ``order =
     numpy.argsort(qid.compute(), kind="stable"); X, y, qid = X[order], y[order],
     qid[order]``. Then ``clustertune.prepare(client, X, y, qid=qid, estimator=ranker)``
-    cuts the data where groups end. For a group that is too large, use workers with more
-    memory, or leave out rows of the group.
+    cuts the data where groups end.
     """
-    whole = view.goal.workload.whole_groups
     for layout in view.layouts:
         yield from _without_group(layout, view)
         groups = contents.groups_of(layout)
-        if groups is None:  # a copy for each worker has all groups
-            yield from () if is_copied(layout) else _split_groups(layout, view)
-        elif not groups.together:
-            yield _out_of_order(layout, groups, view)
-        elif whole:
+        if groups is None or not view.goal.workload.whole_groups:
+            continue
+        if groups.together:
             yield from _cut_through(layout, groups, view)
-        if groups is not None and whole:
-            yield from _too_large(layout, groups, view)
+        else:
+            yield _out_of_order(layout, groups, view)
 
 
 def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
     """Find rows without a group; no order of the rows can fix that."""
     for collection in layout.collections:
-        count = _count(collection, "missing") if _is_qid(collection) else 0
+        read = collection.contents if variable(collection.label) == "qid" else None
+        count = sum(p.get("missing", 0) for p in read.partitions) if read else 0
         if count:
             needed = bool(view.goal.workload.groups)
             yield Finding(
@@ -345,63 +311,13 @@ def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
             )
 
 
-def _is_qid(collection: CollectionInfo) -> bool:
-    return variable(collection.label) == "qid" and collection.contents is not None
-
-
-def _count(collection: CollectionInfo, name: str) -> int:
-    partitions = collection.contents.partitions if collection.contents else ()
-    return sum(int(partition.get(name, 0)) for partition in partitions)
-
-
 def _out_of_order(layout: Layout, groups: contents.Groups, view: View) -> Finding:
-    workload = view.goal.workload
-    splits = f"; {workload.title} would split them" if workload.whole_groups else ""
-    return Finding(
-        severity=Severity.critical if splits else Severity.info,
-        message=f"groups in {groups.label} come back after another group{splits}",
+    return critical(
+        message=f"groups in {groups.label} come back after another group; "
+        f"{view.goal.workload.title} would split them",
         subject=layout.labels,
         evidence={"together": groups.together},
         remedy=remedies.sort_rows(layout, groups.label),
-    )
-
-
-def _split_groups(layout: Layout, view: View) -> Iterator[Finding]:
-    """Find split groups by the ends of partitions, for a workload that may not rank."""
-    for collection in filter(_is_qid, layout.collections):
-        cut, unsorted = _boundaries_within(collection), _count(collection, "scattered")
-        if cut:
-            ranker = remedies.prepare(view, model="ranker")
-            yield _split(
-                collection,
-                f"{plural(cut, 'group')} in two partitions",
-                {"groups": cut},
-                remedies.run(ranker, ", with your ranking estimator"),
-            )
-        if unsorted:
-            yield _split(
-                collection,
-                f"groups that come back in {plural(unsorted, 'partition')}",
-                {"partitions": unsorted},
-                remedies.sort_rows(layout, collection.label),
-            )
-
-
-def _boundaries_within(collection: CollectionInfo) -> int:
-    """How many partitions begin with the group with which the previous one ends."""
-    assert collection.contents is not None
-    ends = [p["ends"] for p in collection.contents.partitions if p.get("ends")]
-    return sum(a[1] == b[0] for a, b in pairwise(ends))
-
-
-def _split(
-    collection: CollectionInfo, what: str, evidence: dict[str, Scalar], remedy: str
-) -> Finding:
-    return warning(
-        message=f"{collection.label} has {what}, which a ranking would split",
-        subject=(collection.label,),
-        evidence=evidence,
-        remedy=remedy,
     )
 
 
@@ -418,28 +334,6 @@ def _cut_through(
             evidence={"groups": count},
             remedy=remedies.cut(view, ", which cuts the data where groups end"),
             fixed_by=view.goal.cutting_action,
-        )
-
-
-def _too_large(
-    layout: Layout, groups: contents.Groups, view: View
-) -> Iterator[Finding]:
-    """Find groups for which no worker has enough memory."""
-    rooms = free_memory(view)[weights(view) > 0]
-    if not layout.loaded or not len(rooms):
-        return
-    rows = np.unique(groups.values, return_inverse=True)[1].reshape(-1)
-    sizes = np.bincount(rows, groups.counts)
-    nbytes = sizes.max() * layout.nbytes / max(1, groups.counts.sum())
-    if nbytes > rooms.max():
-        name = printable(str(groups.values[rows == sizes.argmax()][0]), longest=40)
-        yield critical(
-            message=f"the group {name} of {groups.label} has {int(sizes.max()):,} rows "
-            f"({bytes_text(nbytes)}), and no worker has more than "
-            f"{bytes_text(rooms.max())} free below the thresholds at which it spills",
-            subject=(groups.label,),
-            evidence={"rows": int(sizes.max()), "bytes": round(nbytes)},
-            remedy="Use workers with more memory, or leave out rows of that group.",
         )
 
 

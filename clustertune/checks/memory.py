@@ -385,9 +385,9 @@ def fit_memory(view: View) -> Iterator[Finding]:
     sketches by the model's depth, leaves and bins. It stops ``prepare`` only with
     ``on_low_memory="raise"``.
 
-    Remedy: Do one of the things that the finding names, the cheapest first: ``X =
-    X.astype("float32")``, a workload that copies less, ``clustertune.release_data`` for
-    other keys, more workers (``n_workers=8``), or a higher memory limit.
+    Remedy: Do one of the things that the finding names: use more workers
+    (``n_workers=8``), or a higher memory limit. The fit needs less memory after ``X =
+    X.astype("float32")``, and after ``clustertune.release_data`` for other keys.
     """
     workers = view.eligible_workers
     if not view.layouts or not workers:
@@ -426,10 +426,7 @@ def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
     ids = tuple(need.worker.id for need in short)
     enough = forecast.workers_needed(view)
     only = "" if enough else "; more workers are not enough, as other memory fills them"
-    changed = {
-        f"{name}_bytes": forecast.fullest(view, change)
-        for name, change in forecast.options(view).items()
-    }
+    less = " or ".join(f"`{line}`" for line in forecast.savings(view))
     return Finding(
         severity=Severity.critical
         if view.goal.raise_on_low_memory
@@ -443,9 +440,9 @@ def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
         evidence={
             "needed_bytes": round(worst.total),
             "missing_bytes": round(worst.lacking),
-            **changed,
             "needed_workers": enough if isinstance(enough, int) else None,
-            "needed_limit_bytes": round(forecast.larger_workers(view).memory_limit),
+            "needed_limit_bytes": forecast.needed_limit(view),
         },
-        remedy=f"Do one of these: {'; '.join(w.text for w in forecast.ways(view))}",
+        remedy=f"Do one of these: {'; '.join(forecast.ways(view))}"
+        + (f". {less} also makes the need smaller" if less else ""),
     )

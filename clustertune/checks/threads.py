@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from clustertune.core.model import (
-    Details,
     Finding,
     Scalar,
     Severity,
@@ -69,7 +68,7 @@ def thread_count(
         Whether other jobs also use the CPUs of the hosts.
     """
     over: list[HostCpus] = []
-    idle: dict[Severity, list[HostCpus]] = {}
+    idle: dict[tuple[Severity, int], list[HostCpus]] = {}
     for workers in by_host(without_parking(view.now)).values():
         cpus = host_cpus(workers)
         if isinstance(cpus, Unknown):
@@ -79,10 +78,12 @@ def thread_count(
         elif math.floor(cpus.usable) - cpus.busy > tolerance * cpus.usable:
             others = shared_hosts or with_scheduler(workers, view.now)
             severity = Severity.info if others else Severity.warning
-            idle.setdefault(severity, []).append(cpus)
+            each = math.floor(cpus.usable) // len(workers)
+            more = all(w.nthreads < each for w in workers)
+            idle.setdefault((severity, each if more else 0), []).append(cpus)
     yield from _too_many_threads(over, view)
-    for severity, hosts in idle.items():
-        yield from _idle_cpus(view, hosts, severity)
+    for (severity, each), hosts in idle.items():
+        yield _idle_cpus(view, hosts, severity, each)
     yield from unknown_findings("usable CPUs", [(w, w.facts) for w in view.now.workers])
 
 
@@ -130,30 +131,23 @@ def _fewer_workers(limit: CpuLimit, view: View) -> str:
 
 
 def _idle_cpus(
-    view: View, hosts: Sequence[HostCpus], severity: Severity
-) -> Iterator[Finding]:
-    """Report hosts, each with those for which the same call is the remedy."""
-    groups: dict[int, list[HostCpus]] = {}
-    for host in hosts:
-        each = math.floor(host.usable) // len(host.workers)
-        more = all(w.nthreads < each for w in host.workers)
-        groups.setdefault(each if more else 0, []).append(host)
-    for each, some in groups.items():
-        usable, busy = sum(h.usable for h in some), sum(h.busy for h in some)
-        fix = Fix("")
-        if each:
-            fix = remedies.resize(
-                view, [w for h in some for w in h.workers], nthreads=each
-            )
-        yield Finding(
-            severity=severity,
-            message=f"fewer threads than usable CPUs on {_hosts_text(some)}: a fit on "
-            f"all threads of the workers keeps {busy:g} of {plural(usable, 'CPU')} "
-            "busy",
-            subject=_worker_ids(some),
-            evidence={"hosts": len(some), "busy_cpus": busy, "cpus": usable},
-            **fix._asdict(),
+    view: View, hosts: Sequence[HostCpus], severity: Severity, each: int
+) -> Finding:
+    """Report hosts whose workers may have ``each`` threads; 0: their threads differ."""
+    usable, busy = sum(h.usable for h in hosts), sum(h.busy for h in hosts)
+    fix = Fix("")
+    if each:
+        fix = remedies.resize(
+            view, [w for h in hosts for w in h.workers], nthreads=each
         )
+    return Finding(
+        severity=severity,
+        message=f"fewer threads than usable CPUs on {_hosts_text(hosts)}: a fit on all "
+        f"threads of the workers keeps {busy:g} of {plural(usable, 'CPU')} busy",
+        subject=_worker_ids(hosts),
+        evidence={"hosts": len(hosts), "busy_cpus": busy, "cpus": usable},
+        **fix._asdict(),
+    )
 
 
 def _hosts_text(hosts: Sequence[HostCpus]) -> str:
@@ -173,8 +167,8 @@ def thread_pools(view: View) -> Iterator[Finding]:
     per worker thread can run. With other values, or without a nanny, tasks times pool
     size can far exceed the CPUs; the check reports more than twice their number. It
     reads the pools with threadpoolctl, and skips hosts with a worker that does not have
-    it. XGBoost and LightGBM ignore the pools. scikit-learn and PyTorch use them: with a
-    pool of 1 such a task runs on one thread.
+    it. XGBoost and LightGBM ignore the pools, so it is silent for them. scikit-learn
+    and PyTorch use them: with a pool of 1 such a task runs on one thread.
 
     Remedy: Choose a pool size so that threads times pool size is the number of CPUs.
     Set ``OMP_NUM_THREADS``, ``OPENBLAS_NUM_THREADS`` and ``MKL_NUM_THREADS`` in the
@@ -183,15 +177,17 @@ def thread_pools(view: View) -> Iterator[Finding]:
     workers again: a nanny reads both at its own start only. A task can also set its
     pools itself, for PyTorch with ``torch.set_num_threads``.
     """
+    if view.goal.workload.threads == "worker":
+        return
     pools = {
-        w.address: _largest_pool(d)
+        w.address: max(d.thread_pools or (1,))
         for w, d in details_of(view)
-        if d.thread_pools is not None
+        # workers in the client's process have the client's pools
+        if d.thread_pools is not None and not w.address.startswith("inproc://")
     }
     for workers in by_host(without_parking(view.now)).values():
         if all(w.address in pools for w in workers):
             yield from _too_many_native(view, workers, pools)
-    yield from _pool_below_worker(view)
 
 
 def _too_many_native(
@@ -207,18 +203,13 @@ def _too_many_native(
     few = isinstance(cpus, Unknown) or threads <= NATIVE_LOAD * cpus.usable
     if isinstance(cpus, Unknown) or few or max(sizes) == 1:
         return
-    # workers in the client's process have the client's pools
-    inside = any(w.address.startswith("inproc://") for w in workers)
-    ignored = view.goal.workload.threads == "worker"
     size = max(1, int(cpus.usable / sum(tasks)))
     variables = " ".join(f"{name}={size}" for name in POOL_VARIABLES)
-    yield Finding(
-        severity=Severity.info if inside or ignored else Severity.warning,
+    yield warning(
         message=f"tasks on host {names_text([workers[0].host])} could run "
         f"{plural(threads, 'native thread')} at once ("
         f"{plural(sum(tasks), 'task')} with pools of up "
-        f"to {max(sizes)}) on {plural(cpus.usable, 'CPU')}"
-        + (f"; {view.goal.workload.title} ignores these pools" * ignored),
+        f"to {max(sizes)}) on {plural(cpus.usable, 'CPU')}",
         subject=tuple(w.id for w in workers),
         evidence={"threads": threads, "cpus": cpus.usable, "pool_threads": max(sizes)},
         # a nanny reads both once, so a restart of its worker keeps the former values
@@ -226,30 +217,6 @@ def _too_many_native(
         "which overrides `distributed.nanny.pre-spawn-environ` of Dask's "
         "configuration, and start the workers again.",
     )
-
-
-def _pool_below_worker(view: View) -> Iterator[Finding]:
-    """Report worker threads that stay idle as the native pool is smaller."""
-    idle = [
-        (w, _largest_pool(d))
-        for w, d in details_of(view)
-        if d.thread_pools and view.eligible(w) and _largest_pool(d) < w.nthreads
-    ]
-    if view.goal.workload.threads == "pools" and idle:
-        worker, pool = max(idle, key=lambda x: x[0].nthreads - x[1])
-        yield info(
-            message=f"{view.goal.workload.title} trains in one task per worker, in its "
-            f"native pool; on {workers_text([w.id for w, _ in idle])} the pool is "
-            f"smaller than the worker ({pool} of {plural(worker.nthreads, 'thread')})",
-            subject=tuple(w.id for w, _ in idle),
-            evidence={"pool_threads": pool, "threads": worker.nthreads},
-            remedy="Set the threads in the training function, for PyTorch with "
-            f"`torch.set_num_threads({worker.nthreads})`.",
-        )
-
-
-def _largest_pool(details: Details) -> int:
-    return max(details.thread_pools or (1,))
 
 
 def several_workers_per_host(view: View) -> Iterator[Finding]:

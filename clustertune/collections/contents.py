@@ -48,7 +48,7 @@ Partition = tuple[str, int]
 DEEP: Mapping[str, Look] = {
     "X": content.features,
     "y": content.labels,
-    "qid": content.groups,
+    "qid": content.runs,
 }
 PATIENCE = 10.0  # seconds to wait for a worker that counts
 CHECK = 1.0  # seconds between two checks whether any worker runs tasks that count

@@ -67,9 +67,6 @@ class Profile:
     partition_multiple: Mapping[int, float] = field(default_factory=dict)
     #: bytes of a worker's process with the library imported, but without data
     base_bytes: int = 0
-    #: workload that trains the same model with less memory; None: there is none
-    frugal: Profile | None = None
-    frugal_parameters: str = ""  # parameters of the library that select that workload
     source: str = ""  # source of the figures
 
     # --- partitions

@@ -16,52 +16,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from clustertune.core.model import (
-    CollectionInfo,
     Float64s,
     Int64s,
-    Profile,
     Unknown,
     View,
     WorkerSnapshot,
 )
 from clustertune.core.profiles import ByteRange, TrainingShare
-from clustertune.core.wording import Literal, bytes_text, plural, variable
+from clustertune.core.wording import bytes_text, plural, variable
 from clustertune.planner import contents, remedies
 from clustertune.planner.layouts import (
     collection_bytes,
     held_bytes,
     held_bytes_by_worker,
     largest_held,
+    sum_bytes,
     weights,
 )
-from clustertune.planner.machines import by_host, host_memory
 from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
 
 _ROUNDING = 0.5  # bytes
 UNCERTAIN = 0.15  # part of a prediction by which the truth may differ
 MOST_WORKERS = 2**16
-FLOAT32 = 4  # bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Changes before a fit; the default changes nothing."""
-
-    float32: bool = False  # cast features of float64
-    frugal: bool = False  # use the workload that needs less memory
-    release: bool = False  # release all keys except the given data
-    n_workers: int | None = None  # like the present ones; None: the expected number
-    memory_limit: float = 0.0  # minimum bytes of every worker
-
-
-NO_CHANGE = Change()
+FLOAT64 = 8  # bytes
 
 
 class Demand(NamedTuple):
@@ -86,51 +70,40 @@ class Need(NamedTuple):
         return self.lacking + self.most - self.total > _ROUNDING
 
 
-class Way(NamedTuple):
-    """A change that gives the fit enough memory, and its description."""
-
-    change: Change
-    text: str
-
-
 # --- how much -------------------------------------------------------------------------
 
 
-def demand(view: View, change: Change = NO_CHANGE) -> Demand | Unknown:
+def demand(view: View) -> Demand | Unknown:
     """Return the bytes that a fit takes for all given data, wherever that is."""
-    profile = _profile(view, change)
+    profile = view.goal.workload
     divided = copied = 0.0
-    bounded = _fit_memory(view, change) is not None
+    bounded = _fit_memory(view) is not None
     for number, layout in enumerate(view.layouts):
-        amount = 0.0
-        for collection in layout.collections:
-            size = _size(collection, change)
-            if isinstance(size, Unknown):
-                return size
-            amount += size
+        amount = sum_bytes(layout.collections)
+        if isinstance(amount, Unknown):
+            return amount
+        multiple = 1.0
         if number or not bounded:
-            amount *= profile.multiple(_itemsize(layout.collections[0], change))
+            multiple = profile.multiple(layout.collections[0].itemsize)
         if number and profile.eval_copies:
-            copied += amount
+            copied += amount * multiple
         else:
-            divided += amount
+            divided += amount * multiple
     return Demand(divided, copied)
 
 
-def _fit_memory(
-    view: View, change: Change
-) -> Callable[[float, int, int], ByteRange] | None:
+def _fit_memory(view: View) -> Callable[[float, int, int], ByteRange] | None:
     """Return the memory of a fit, besides the data, of one worker.
 
     The arguments are its part of the training data, its threads and the number of
     workers that train. None means that the library's profile has a multiple only, or
     that the shape of the data is unknown.
     """
-    memory = _profile(view, change).fit_memory
+    memory = view.goal.workload.fit_memory
     if memory is None or not view.layouts:
         return None
     X = view.layouts[0].collections[0]
-    size, itemsize = _size(X, change), _itemsize(X, change)
+    size, itemsize = collection_bytes(X), X.itemsize
     if isinstance(size, Unknown) or not X.columns or itemsize is None:
         return None
     rows = X.rows.sum() if X.rows is not None else size / (X.columns * itemsize)
@@ -151,17 +124,20 @@ def _fit_memory(
     return of_worker
 
 
-def needs(view: View, change: Change = NO_CHANGE) -> list[Need] | Unknown:
-    """Return the need of each worker that may train and whose memory is known."""
-    wanted = demand(view, change)
+def needs(view: View, n_workers: int | None = None) -> list[Need] | Unknown:
+    """Return the need of each worker that may train and whose memory is known.
+
+    ``n_workers`` workers like the present ones train; None: the expected number.
+    """
+    wanted = demand(view)
     if isinstance(wanted, Unknown):
         return wanted
-    n_workers = max(1, change.n_workers or expected_workers(view))
+    n_workers = max(1, n_workers or expected_workers(view))
     claim = weights(view)
     parts = claim * (np.count_nonzero(claim) / n_workers / max(claim.sum(), 1.0))
-    base = np.maximum(unmanaged_bytes(view), _profile(view, change).base_bytes)
-    fixed = base + wanted.copied + (0 if change.release else _other_keys(view))
-    memory = _fit_memory(view, change)
+    base = np.maximum(unmanaged_bytes(view), view.goal.workload.base_bytes)
+    fixed = base + wanted.copied + _other_keys(view)
+    memory = _fit_memory(view)
     found = []
     for worker, nbytes, part in zip(
         view.now.workers, fixed.tolist(), parts.tolist(), strict=True
@@ -172,7 +148,7 @@ def needs(view: View, change: Change = NO_CHANGE) -> list[Need] | Unknown:
         extra = ByteRange(0, 0)
         if memory is not None:
             extra = memory(part, worker.nthreads, n_workers)
-        allowed = max(available, change.memory_limit) * view.goal.memory_fraction
+        allowed = available * view.goal.memory_fraction
         total, most = (nbytes + wanted.divided * part + n for n in extra)
         found.append(Need(total - allowed, total, most, allowed - nbytes, worker))
     return found
@@ -201,8 +177,7 @@ def peaks(view: View) -> dict[str | int, int]:
     threads = np.array([w.nthreads for w in view.now.workers], dtype=np.float64)
     bounds = _held_bounds(view, training)
     for layout in divided:
-        size = _itemsize(layout.collections[0], NO_CHANGE)
-        of_all, of_partitions = profile.parts(size)
+        of_all, of_partitions = profile.parts(layout.collections[0].itemsize)
         if bounds is not None and layout is view.layouts[0]:
             of_all, of_partitions = 1.0, 0.0
         held = held_bytes((layout,), n_workers)
@@ -222,7 +197,7 @@ def peaks(view: View) -> dict[str | int, int]:
 
 def _held_bounds(view: View, training: Int64s) -> tuple[Float64s, Float64s] | None:
     """Return the least and the most bytes besides the data, by worker as placed."""
-    memory = _fit_memory(view, NO_CHANGE)
+    memory = _fit_memory(view)
     if memory is None:
         return None
     trains = training > 0
@@ -242,40 +217,10 @@ def _other_keys(view: View) -> Float64s:
     return np.maximum(0.0, other_bytes(view) - np.array(replaced, dtype=np.float64))
 
 
-def _profile(view: View, change: Change) -> Profile:
-    profile = view.goal.workload
-    return profile.frugal or profile if change.frugal else profile
-
-
-def _size(collection: CollectionInfo, change: Change) -> float | Unknown:
-    """Return the bytes of a collection during the fit."""
-    size = collection_bytes(collection)
-    if isinstance(size, Unknown):
-        return size
-    if change.float32 and _is_wide(collection):
-        counts = {name: len(names) for name, names in collection.types.items()}
-        # columns of eight-byte numbers are cast; an array has no columns of other types
-        cast = sum(n for name, n in counts.items() if name.lower().endswith("64"))
-        return size - size * (cast / sum(counts.values()) if counts else 1.0) / 2
-    return size
-
-
-def _itemsize(collection: CollectionInfo, change: Change) -> int | None:
-    if change.float32 and _is_wide(collection):
-        return FLOAT32
-    return collection.itemsize
-
-
-def _is_wide(collection: CollectionInfo) -> bool:
-    """Return whether numbers of float32 make it smaller; they are features."""
-    wide = collection.itemsize == 2 * FLOAT32
-    return wide and variable(collection.label) == "X"
-
-
 # --- how many workers -----------------------------------------------------------------
 
 
-def workers_needed(view: View, change: Change = NO_CHANGE) -> int | Unknown | None:
+def workers_needed(view: View) -> int | Unknown | None:
     """Return the fewest workers with which the fit has enough memory.
 
     New workers are assumed to be like the present ones. None means that no number is
@@ -283,7 +228,7 @@ def workers_needed(view: View, change: Change = NO_CHANGE) -> int | Unknown | No
     """
     if not view.layouts:
         return Unknown("no data is given")
-    found = needs(view, replace(change, n_workers=1))
+    found = needs(view, 1)
     if isinstance(found, Unknown):
         return found
     if not found:
@@ -291,13 +236,13 @@ def workers_needed(view: View, change: Change = NO_CHANGE) -> int | Unknown | No
     if min(need.free for need in found) <= 0:
         return None
     few, enough = 0, 1  # the first is too few
-    while short(_known(view, replace(change, n_workers=enough))):
+    while short(_known(view, enough)):
         few, enough = enough, 2 * enough
         if enough > MOST_WORKERS:
             return None
     while enough - few > 1:
         middle = (few + enough) // 2
-        if short(_known(view, replace(change, n_workers=middle))):
+        if short(_known(view, middle)):
             few = middle
         else:
             enough = middle
@@ -332,95 +277,52 @@ def expected_workers(view: View) -> int:
 # --- changes that help ----------------------------------------------------------------
 
 
-def options(view: View) -> dict[str, Change]:
-    """Return possible changes that keep the workers, cheapest first."""
-    found = {}
-    profile = view.goal.workload
-    collections = [m for x in view.layouts for m in x.collections]
-    if any(map(_is_wide, collections)):
-        found["float32"] = Change(float32=True)
-    if profile.frugal is not None:
-        found["frugal"] = Change(frugal=True)
-    if _releasable_bytes(view):
-        found["release"] = Change(release=True)
-    return found
-
-
-def ways(view: View) -> tuple[Way, ...]:
-    """Return single changes that give a fit enough memory, cheapest first."""
-    changes = [c for c in options(view).values() if not short(_known(view, c))]
-    n_workers = workers_needed(view)
-    asked = view.goal.n_workers
+def ways(view: View) -> tuple[str, ...]:
+    """Describe changes that give a fit enough memory, each alone, with their result."""
+    found = []
+    enough, asked = workers_needed(view), view.goal.n_workers
     least = max(expected_workers(view), asked if isinstance(asked, int) else 0)
-    if isinstance(n_workers, int) and n_workers > least:
-        changes.append(Change(n_workers=n_workers))
-    changes.append(larger_workers(view))
-    return tuple(Way(change, _text(change, view)) for change in changes)
+    if isinstance(enough, int) and enough > least:
+        more = f"start {plural(enough, 'worker')} of this size"
+        if view.goal.workers is None and view.now.can_scale is None:
+            more = f"`{remedies.prepare(view, n_workers=enough)}`"
+        found.append(f"{more} {_result(view, enough)}")
+    nbytes, share = needed_limit(view), remedies.host_share(view.now.workers)
+    size = bytes_text(nbytes)
+    larger = f"start workers with --memory-limit {size.replace(' ', '')}"
+    may = remedies.may_restart(view, view.now.workers)
+    if may and not isinstance(share, Unknown) and share >= nbytes:
+        call = remedies.on_workers("resize_workers", (), memory_limit=size)
+        larger = f"`{call.remedy}`"
+    found.append(f"{larger} {_result(view)}")
+    return tuple(found)
 
 
-def larger_workers(view: View) -> Change:
+def _result(view: View, n_workers: int | None = None) -> str:
+    fullest = max((need.total for need in _known(view, n_workers)), default=0.0)
+    return f"(then at most {bytes_text(round(fullest))} per worker)"
+
+
+def savings(view: View) -> tuple[str, ...]:
+    """Return lines that lower the need of a fit, maybe by too little."""
+    X = view.layouts[0].collections[0]
+    found = []
+    if X.itemsize == FLOAT64 and variable(X.label) == "X":
+        found.append(remedies.to_float32(X))
+    if _other_keys(view)[weights(view) > 0].any():
+        found.append(remedies.release(view))
+    return tuple(found)
+
+
+def needed_limit(view: View) -> int:
     """Return the memory limit that is enough for every worker, rounded up."""
-    lacking = short(_known(view, NO_CHANGE))
+    lacking = short(_known(view))
     most = max((n.total for n in lacking), default=0.0) / view.goal.memory_fraction
     # rounded to one decimal, as bytes_text shows it
     step = max(1.0, 1024.0 ** int(math.log(max(1.0, most), 1024)) / 10)
-    return Change(memory_limit=math.ceil((most + 1) / step) * step)
+    return round(math.ceil((most + 1) / step) * step)
 
 
-def fullest(view: View, change: Change) -> int:
-    """Return the bytes that the fullest worker needs after the change."""
-    return round(max((need.total for need in _known(view, change)), default=0.0))
-
-
-def _known(view: View, change: Change) -> list[Need]:
-    found = needs(view, change)
+def _known(view: View, n_workers: int | None = None) -> list[Need]:
+    found = needs(view, n_workers)
     return [] if isinstance(found, Unknown) else found
-
-
-def _releasable_bytes(view: View) -> float:
-    """Return the bytes of other keys on workers that train."""
-    return float(_other_keys(view)[weights(view) > 0].sum())
-
-
-def _text(change: Change, view: View) -> str:
-    """Describe the change in calls that make it, and its result."""
-    arguments: dict[str, Literal] = {}
-    parts: list[str] = []
-    if change.float32:
-        parts.append(f"run `{remedies.to_float32(view.layouts[0].collections[0])}`")
-    if change.frugal:
-        frugal = _profile(view, change)
-        arguments["estimator"] = frugal.name
-        parameters = view.goal.workload.frugal_parameters
-        parts.append(f"train with {parameters} ({frugal.title})")
-    if change.release:
-        freed = bytes_text(_releasable_bytes(view))
-        parts.append(f"`{remedies.release(view)}` for {freed}")
-    if change.n_workers is not None:
-        if view.goal.workers is None and view.now.can_scale is None:
-            arguments["n_workers"] = change.n_workers
-        else:
-            parts.append(f"start {plural(change.n_workers, 'worker')} of this size")
-    if change.memory_limit:
-        size = bytes_text(change.memory_limit)
-        if _hosts_have(change.memory_limit, view):
-            larger = remedies.on_workers("resize_workers", (), memory_limit=size)
-            parts.append(f"`{larger.remedy}`")
-        else:
-            parts.append(f"start workers with --memory-limit {size.replace(' ', '')}")
-    if arguments:
-        parts.append(f"`{remedies.prepare(view, None, **arguments)}`")
-    most = bytes_text(fullest(view, change))
-    return f"{' and '.join(parts)} (then at most {most} per worker)"
-
-
-def _hosts_have(size: float, view: View) -> bool:
-    """Return whether nannies can set this limit and the hosts have the memory."""
-    for workers in by_host(view.now.workers).values():
-        memory = host_memory(workers)
-        if isinstance(memory, Unknown) or not all(w.nanny for w in workers):
-            return False
-        limits = [w.memory_limit for w in workers]
-        if not all(limits) or sum(math.ceil(max(size, n)) for n in limits) > memory:
-            return False
-    return True

@@ -463,7 +463,6 @@ def test_too_little_memory_is_a_warning_with_the_answer():
     assert finding.evidence == {
         "needed_bytes": 1100,
         "missing_bytes": 400,
-        "float32_bytes": 950,
         "needed_workers": 4,
         "needed_limit_bytes": 1638,
     }

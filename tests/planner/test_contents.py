@@ -64,8 +64,8 @@ def test_groups_that_are_not_known():
     """Runs are unknown without groups, before they are read, or without rows."""
     assert contents.groups_of(layout([1], [0])) is None
     assert contents.groups_of(layout([1], [0], ("qid",))) is None
-    ends = Contents(partitions=({"ends": [1, 1]},))  # of a diagnosis
-    assert contents.groups_of(layout([1], [0], ("qid",), contents=ends)) is None
+    other = Contents(partitions=({"index": None},))  # without the groups
+    assert contents.groups_of(layout([1], [0], ("qid",), contents=other)) is None
     assert contents.groups_of(data([], [])) is None
 
 

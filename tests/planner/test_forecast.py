@@ -20,9 +20,10 @@ import clustertune
 from clustertune.checks.memory import fit_memory
 from clustertune.core.model import Goal, Profile, Unknown, View
 from clustertune.core.profiles import ByteRange, TrainingShare
+from clustertune.core.wording import bytes_text
 from clustertune.integrations import libraries
 from clustertune.planner import forecast
-from clustertune.planner.forecast import Change, expected_workers
+from clustertune.planner.forecast import expected_workers
 from tests.builders import layout, snapshot, view, worker
 from tests.memory_cluster import MemoryCluster
 from tests.operations.test_loop import run
@@ -44,8 +45,8 @@ def small(id: int, **fields: Any) -> Any:
     return worker(id, **{"memory_limit": 1000, "process": 100, **fields})
 
 
-def totals(seen: View, change: Change = forecast.NO_CHANGE) -> list[float]:
-    found = forecast.needs(seen, change)
+def totals(seen: View) -> list[float]:
+    found = forecast.needs(seen)
     assert not isinstance(found, Unknown)
     return [need.total for need in found]
 
@@ -238,15 +239,6 @@ def test_the_check_prints_a_wide_range() -> None:
 
 # --- ways out -------------------------------------------------------------------------
 
-LEAN = replace(libraries.choose("xgboost"), fit_memory=None)
-FRUGAL = Profile(
-    name="t",
-    title="T",
-    memory_multiple={4: 4.0, 8: 3.0},
-    frugal=LEAN,
-    frugal_parameters="DaskQuantileDMatrix",
-)
-
 
 def test_the_cheapest_come_first() -> None:
     """Changes are sorted by effort, each with its effect, and all suffice."""
@@ -254,21 +246,23 @@ def test_the_cheapest_come_first() -> None:
         worker(i, memory_limit=2200 * MIB, process=600 * MIB, managed=500 * MIB)
         for i in range(2)
     ]
-    frugal, more, larger = forecast.ways(
-        view(some, [lazy(1000 * MIB)], workload=FRUGAL)
-    )
-    assert frugal.text == (
-        "train with DaskQuantileDMatrix (XGBoost (hist)) and "
-        '`X = clustertune.prepare(client, X, estimator="xgboost").X` '
-        "(then at most 1.5 GiB per worker)"
-    )
-    assert more.text == (
+    seen = view(some, [lazy(1000 * MIB)], workload=TRIPLE)
+    more, larger = forecast.ways(seen)
+    assert more == (
         '`X = clustertune.prepare(client, X, estimator="t", n_workers=4).X` '
         "(then at most 1.3 GiB per worker)"
     )
-    assert larger.text == (
+    assert larger == (
         '`clustertune.resize_workers(client, memory_limit="3.0 GiB")` '
         "(then at most 2.1 GiB per worker)"
+    )
+    float32, release = forecast.savings(seen)
+    assert float32 == 'X = X.astype("float32")'
+    assert release == "clustertune.release_data(client, keep=[X])"
+    (finding,) = fit_memory(seen)
+    assert finding.remedy == (
+        f"Do one of these: {more}; {larger}. `{float32}` or `{release}` also "
+        "makes the need smaller"
     )
 
 
@@ -277,39 +271,28 @@ def test_no_single_change_is_enough() -> None:
     profile = replace(TRIPLE, memory_multiple={4: 3.0, 8: 3.0})
     seen = view([small(0, managed=700, process=800)], [lazy(300)], workload=profile)
     (larger,) = forecast.ways(seen)
-    assert larger.change == forecast.larger_workers(seen)
-    seen = view([small(0, managed=300, process=400)], [lazy(150)], workload=profile)
-    float32, release, more, _ = (way.change for way in forecast.ways(seen))
-    assert float32 == Change(float32=True)
-    assert release == Change(release=True)
-    assert more == Change(n_workers=2)
+    assert "resize_workers" in larger
+
+
+def test_what_makes_the_need_smaller() -> None:
+    """Features of eight bytes, and keys of other data, if there are any."""
+    assert len(forecast.savings(view([small(0)], [lazy(600)]))) == 1
+    narrow = layout([1], None, ["X"], {"X": 600}, itemsize=4)
+    assert not forecast.savings(view([small(0)], [narrow]))
+    types = {"float64": ("a",), "string": ("b",)}
+    frame = replace(lazy(800).collections[0], kind="dataframe", types=types)
+    (line,) = forecast.savings(
+        view([small(0)], [replace(lazy(1), collections=(frame,))])
+    )
+    assert 'dict.fromkeys(X.select_dtypes("number").columns, "float32")' in line
 
 
 @pytest.mark.parametrize("lack", [{"host_memory": 1200}, {"nanny": None}])
 def test_what_cannot_be_resized_is_not_told_to_be(lack: dict[str, Any]) -> None:
     """Without memory on the host, or a nanny, the text has the limit but no call."""
     full = small(0, **lack)
-    text = forecast.ways(view([full], [lazy(600)], workload=TRIPLE))[-1].text
+    text = forecast.ways(view([full], [lazy(600)], workload=TRIPLE))[-1]
     assert text.startswith("start workers with --memory-limit 2.7KiB (")
-
-
-def test_only_columns_of_eight_bytes_become_smaller() -> None:
-    """A frame has three columns of float64, one of int32, and text."""
-    types = {"float64": ("a", "b", "c"), "int32": ("d",)}
-    frame = replace(lazy(800).collections[0], kind="dataframe", types=types)
-    seen = view([small(0)], [replace(lazy(1), collections=(frame,))], workload=TRIPLE)
-    (total,) = totals(seen, Change(float32=True))
-    assert total == 100 + 4 * (800 - 800 * 3 / 4 / 2)
-
-
-def test_every_frugal_workload_is_one() -> None:
-    """Each frugal workload of a profile exists and needs less memory."""
-    for workload in libraries.available().values():
-        less = workload.profile.frugal
-        if less is not None:
-            assert less is libraries.choose(less.name)
-            assert workload.profile.frugal_parameters
-            assert less.multiple(4) < workload.profile.multiple(4)
 
 
 def lazy(nbytes: int) -> Any:
@@ -334,10 +317,9 @@ def lacking(draw: Any) -> View:
             )
         )
     profile = replace(
-        FRUGAL,
+        TRIPLE,
         base_bytes=draw(st.integers(0, 400 * MIB)),
         eval_copies=draw(st.booleans()),
-        frugal=draw(st.sampled_from([None, LEAN])),
     )
     # mostly too much: Hypothesis complains about a test that drops many examples
     limits = sum(w.memory_limit for w in some)
@@ -351,36 +333,15 @@ def lacking(draw: Any) -> View:
     return seen
 
 
-def applied(change: Change, seen: View) -> View:
-    """Return the view after a change, as the user would make it."""
-    layouts, workers = seen.layouts, list(seen.now.workers)
-    goal = replace(seen.goal, n_workers=change.n_workers)
-    if change.frugal:
-        goal = replace(goal, workload=LEAN)
-    if change.float32:
-        layouts = tuple(
-            replace(
-                x,
-                collections=tuple(
-                    replace(m, itemsize=4, total_bytes=(m.total_bytes or 0) // 2)
-                    for m in x.collections
-                ),
-            )
-            for x in layouts
-        )
-    if change.release:
-        workers = [
-            replace(w, managed=0, counted=0, process=w.unmanaged) for w in workers
-        ]
-    if change.memory_limit:
-        lack = {need.worker.id for need in forecast.short(known(seen))}
-        shown = parse_bytes(forecast.bytes_text(change.memory_limit))
-        workers = [
-            replace(w, memory_limit=max(shown, w.memory_limit)) if w.id in lack else w
-            for w in workers
-        ]
-    now = replace(seen.now, workers=tuple(workers))
-    return replace(seen, snapshots=(now,), goal=goal, layouts=layouts)
+def resized(seen: View, limit: int) -> View:
+    """Return the view after workers that lack memory got the printed limit."""
+    lack = {need.worker.id for need in forecast.short(known(seen))}
+    shown = parse_bytes(bytes_text(limit))
+    workers = [
+        replace(w, memory_limit=max(shown, w.memory_limit)) if w.id in lack else w
+        for w in seen.now.workers
+    ]
+    return replace(seen, snapshots=(replace(seen.now, workers=tuple(workers)),))
 
 
 def known(seen: View) -> list[forecast.Need]:
@@ -392,21 +353,14 @@ def known(seen: View) -> list[forecast.Need]:
 @given(lacking())
 @settings(deadline=None, max_examples=100)
 def test_what_is_said_would_do(seen: View) -> None:
-    """After each suggested change the memory suffices, and a smaller one would not."""
-    ways = forecast.ways(seen)
-    assert ways[-1].change.memory_limit
-    for way in ways:
-        assert is_enough(applied(way.change, seen)), way.text
-        n_workers = way.change.n_workers
-        if n_workers is not None and n_workers - 1 > len(seen.now.workers):
-            fewer = replace(way.change, n_workers=n_workers - 1)
-            assert not is_enough(applied(fewer, seen))
-        for name in ("float32", "frugal", "release"):
-            less = replace(way.change, **{name: False})
-            if less != way.change and less != Change():
-                enough = is_enough(applied(less, seen))
-                possible = less.n_workers is None or enough
-                assert not enough or not possible
+    """After each suggested change the memory suffices; one worker less is too few."""
+    assert is_enough(resized(seen, forecast.needed_limit(seen)))
+    enough = forecast.workers_needed(seen)
+    assert (len(forecast.ways(seen)) == 2) == isinstance(enough, int)
+    if isinstance(enough, int):
+        goals = [replace(seen.goal, n_workers=n) for n in (enough, enough - 1)]
+        assert is_enough(replace(seen, goal=goals[0]))
+        assert not is_enough(replace(seen, goal=goals[1]))
 
 
 @given(lacking(), st.floats(1, 4), st.integers(1, 50))

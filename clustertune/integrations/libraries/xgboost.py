@@ -55,8 +55,6 @@ DMATRIX = replace(
     title="XGBoost (approx, exact, DaskDMatrix)",
     memory_multiple={4: 4.1, 8: 3.1},
     fit_memory=None,
-    frugal=HIST,
-    frugal_parameters='tree_method="hist", or DaskQuantileDMatrix for DaskDMatrix',
     source="measured with xgboost 3.2, 50 dense columns",
 )
 RANK = replace(

@@ -157,12 +157,8 @@ def features(partition: Any) -> dict[str, Any]:
 
 
 def labels(partition: Any) -> dict[str, Any]:
-    """Labels that are not finite, the count of each class, and moments."""
-    return {
-        **distinct(partition),
-        "classes": _classes(partition),
-        "moments": _moments(partition),
-    }
+    """The answers of :func:`distinct` and :func:`classes`, without positions."""
+    return {**distinct(partition), **classes(partition, 0)}
 
 
 def distinct(partition: Any) -> dict[str, Any]:
@@ -172,14 +168,8 @@ def distinct(partition: Any) -> dict[str, Any]:
     return {**finite(partition), "distinct": names}
 
 
-def groups(partition: Any) -> dict[str, Any]:
-    """First and last group, recurring groups, and rows without a group."""
-    found = runs(partition)
-    return {name: found[name] for name in ("ends", "scattered", "missing")}
-
-
 def runs(partition: Any) -> dict[str, Any]:
-    """The answer of :func:`groups`, and every group with its number of rows.
+    """Every group with its number of rows, and rows without a group.
 
     Groups are in the order of rows. If one recurs, they are sorted, each once.
     """
@@ -198,7 +188,6 @@ def runs(partition: Any) -> dict[str, Any]:
     if scattered:
         heads, counts = once, np.bincount(again.reshape(-1), counts).astype("i8")
     return {
-        "ends": [_plain(values[0]), _plain(values[-1])] if len(values) else None,
         "scattered": scattered,
         "missing": _not_finite(partition)[0],
         "values": heads,
@@ -296,8 +285,8 @@ def _lacks(value: Any) -> bool:
     return isinstance(value, float) and value != value  # noqa: PLR0124
 
 
-def _categories(partition: Any) -> dict[str, list[Any]]:
-    """By column of categories, their number and a digest of them in their order."""
+def _categories(partition: Any) -> dict[str, str]:
+    """By column of categories, a digest of them in their order."""
     import hashlib
 
     if not hasattr(partition, "columns"):
@@ -307,7 +296,7 @@ def _categories(partition: Any) -> dict[str, list[Any]]:
         if hasattr(column, "cat"):
             listed = list(column.cat.categories)
             digest = hashlib.blake2b(repr(listed).encode(), digest_size=16).hexdigest()
-            found[str(column.name)] = [len(listed), digest]
+            found[str(column.name)] = digest
     return found
 
 

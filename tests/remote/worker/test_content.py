@@ -22,7 +22,7 @@ def test_features():
     """Missing and infinite values of all columns, and categories."""
     found = content.features(FRAME)
     assert found["nonfinite_values"] == [3, 1]
-    assert found["categories"]["c"][0] == 2
+    assert set(found["categories"]) == {"c"}
     other = FRAME.assign(c=FRAME["c"].cat.reorder_categories(["v", "u"]))
     for frame, same in ((FRAME.iloc[:1], True), (other, False)):
         categories = content.features(frame)["categories"]
@@ -91,23 +91,6 @@ def test_texts(partition, texts):
 def test_moments(partition, moments):
     """Moments of finite numbers."""
     assert content.labels(partition)["moments"] == moments
-
-
-@pytest.mark.parametrize(
-    ("values", "ends", "scattered"),
-    [
-        ([1, 1, 2], [1, 2], False),
-        ([2, 2, 1], [2, 1], False),
-        ([1, 2, 1], [1, 1], True),
-        ([], None, False),
-        ([5], [5, 5], False),
-    ],
-)
-def test_groups(values, ends, scattered):
-    """The first and last group, and whether a group returns."""
-    for partition in (np.array(values), pd.Series(values)):
-        found = content.groups(partition)
-        assert found == {"ends": ends, "scattered": scattered, "missing": 0}
 
 
 @pytest.mark.parametrize(
