@@ -39,6 +39,7 @@ from clustertune.errors import (
     ClustertuneError,
     ConnectionLostError,
     LeaseHeldError,
+    NoWorkersError,
     VersionMismatchError,
 )
 from clustertune.integrations import managers
@@ -202,6 +203,19 @@ async def running_workers(
     there = await approve(client, workers)
     running = [a for a, x in workers.items() if a in there and x["status"] == "running"]
     return workers, running
+
+
+async def usable_workers(client: Client) -> dict[str, Mapping[str, Any]]:
+    """Return running workers that may get code, by address; raise if there are none."""
+    workers, running = await running_workers(client)
+    if not running:
+        scheduler: Any = client.scheduler
+        raise NoWorkersError(
+            f"the cluster {printable(scheduler.address)} has no running worker that "
+            f"can run code of this client (of {len(workers)} workers). Start one, or "
+            "wait: client.wait_for_workers(1)"
+        )
+    return {address: workers[address] for address in running}
 
 
 async def held_bytes(

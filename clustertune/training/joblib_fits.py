@@ -21,7 +21,6 @@ from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.remote import ship
 from clustertune.training import remote_sums
-from clustertune.training.workers import running_workers
 
 #: Fraction of its limit that the memory of a worker may reach with the copy. Dask
 #: pauses a worker at 0.8, and a paused worker runs no fits.
@@ -79,7 +78,7 @@ def joblib_backend(client: Client, *arrays: Any) -> Iterator[None]:
 
     check_client(client)
     _check_arrays(client, arrays)
-    running = sync(client, running_workers, client)
+    running = sync(client, monitor.usable_workers, client)
     _refuse_full(running, sum(map(sizeof, arrays)))
     there = joblib_parallel.answering(client, list(running))
     values = [ship.function(remote_sums.run_fits), *arrays]

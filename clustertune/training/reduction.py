@@ -23,7 +23,7 @@ from distributed import Client, Future, KilledWorker
 
 from clustertune.collections import graphs
 from clustertune.core.model import Key
-from clustertune.core.wording import printable, seconds_text
+from clustertune.core.wording import printable, seconds_text, workers_text
 from clustertune.errors import FunctionError, IncompleteError, NoWorkersError
 from clustertune.monitor import connection, monitor
 from clustertune.monitor.connection import sync
@@ -31,7 +31,6 @@ from clustertune.remote import ship
 from clustertune.remote.scheduler.state import by_name
 from clustertune.training import reduction_plan, remote_sums
 from clustertune.training.reduction_plan import Plan, Reduce, SumRequest
-from clustertune.training.workers import killed, running_workers
 
 WATCH_INTERVAL = 2.0  # seconds between two checks for lost workers
 NO_WORKER_TIMEOUT = 300.0  # seconds without any worker after which a call ends
@@ -128,7 +127,7 @@ async def _planned(request: SumRequest) -> Plan:
 
 async def _threads(client: Client) -> dict[str, int]:
     """Return threads of usable workers by address, ordered by name."""
-    found = await running_workers(client)
+    found = await monitor.usable_workers(client)
     ordered = sorted(found, key=lambda a: by_name(monitor.worker_id(a, found[a])))
     return {a: int(found[a]["nthreads"]) for a in ordered}
 
@@ -311,6 +310,13 @@ def _killed(error: KilledWorker, plan: Plan) -> FunctionError | None:
     items = tuple(plan.batches[number].items)
     first, last = items[0], items[-1]
     of = f"item {first}" if first == last else f"some of the items {first} to {last}"
-    failure = killed(error, of)
+    worker = str(error.last_worker.address)
+    failure = FunctionError(
+        f"{error.allowed_failures + 1} workers ended while they worked on {of}, the "
+        f"last one {workers_text([printable(worker)])}. They may have exceeded their "
+        "memory, or native code crashed; see the logs of workers and nannies. Use "
+        "workers with more memory (clustertune.resize_workers), or less data"
+    )
+    failure.worker = worker
     failure.items = items
     return failure
