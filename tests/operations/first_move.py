@@ -1,7 +1,7 @@
-"""Count the files of clustertune that run from ``prepare()`` to the first moved key.
+"""Count the files of clustertune that run in the client until it asks for the first move.
 
-``python -m tests.operations.first_move`` prints their number and their names. Client,
-scheduler and workers are in one process, so that one profiler sees all of them.
+``python -m tests.operations.first_move`` prints their number and their names. Scheduler
+and workers are other processes, so that the profiler sees the code of the client only.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import pkgutil
 import sys
 import threading
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import dask.array as da
-from distributed import Client, LocalCluster, wait
+from distributed import Client, wait
 
 import clustertune
+from tests.processes import cluster
 
 PACKAGE = str(Path(clustertune.__file__).parent)
-#: Dask's methods that have a worker fetch keys
-MOVES = ("gather_on_worker", "request_acquire_replicas")
 
 
 def load_everything() -> None:
@@ -31,7 +31,14 @@ def load_everything() -> None:
             importlib.import_module(module.name)
 
 
-async def executed() -> set[str]:
+def asks_for_a_move(frame: Any) -> bool:
+    """Whether the client asks the scheduler plugin to move keys."""
+    where = frame.f_globals.get("__name__"), frame.f_code.co_name
+    names = ("clustertune.actions.cluster.lease", "job")
+    return where == names and frame.f_locals["method"] == "move"
+
+
+async def executed(scheduler_file: str) -> set[str]:
     """Prepare data in memory that is on one of two workers; return the files."""
     load_everything()
     found: set[str] = set()
@@ -40,18 +47,15 @@ async def executed() -> set[str]:
     def profile(frame: Any, event: str, _: Any) -> None:
         nonlocal moved
         code, module = frame.f_code, str(frame.f_globals.get("__name__"))
-        moved = moved or code.co_name in MOVES
-        ours = module.startswith("clustertune") and code.co_name != "<module>"
-        if event == "call" and ours and not moved:
+        if event != "call" or not module.startswith("clustertune") or moved:
+            return
+        if code.co_name != "<module>":
             found.add(module)
+        moved = asks_for_a_move(frame)
 
-    options: dict[str, Any] = {"n_workers": 2, "threads_per_worker": 1}
-    options |= {"processes": False, "dashboard_address": None, "asynchronous": True}
-    async with (
-        LocalCluster(**options) as cluster,
-        Client(cluster, asynchronous=True) as client,
-    ):
-        first = next(iter(cluster.scheduler.workers))
+    async with Client(scheduler_file=scheduler_file, asynchronous=True) as client:
+        await client.wait_for_workers(2)
+        first = next(iter(client.scheduler_info()["workers"]))
         X, y = client.persist(
             [da.ones((800, 4), chunks=(100, 4)), da.ones(800, chunks=100)],
             workers=[first],
@@ -71,5 +75,6 @@ async def executed() -> set[str]:
 
 
 if __name__ == "__main__":
-    files = sorted(asyncio.run(executed()))
+    with TemporaryDirectory() as folder, cluster(Path(folder), 2) as file:
+        files = sorted(asyncio.run(executed(file)))
     sys.stdout.write("\n".join([str(len(files)), *files, ""]))
