@@ -209,8 +209,7 @@ def prepare(
         Array is that of its rows. For XGBoost's ``survival:aft`` give the lower bounds
         of labels as y, and the upper ones after it.
     sample_weight, qid, base_margin, init_score
-        Companions of X, by the names that training libraries use. ``qid`` needs a
-        ranker as ``estimator``.
+        Companions of X, as libraries call them. ``qid`` needs a ranker.
     group
         Instead of ``qid`` for LightGBM's ranker: group sizes in the order of rows, a
         Dask Array or Series. The result has the sizes in new partitions.

@@ -141,6 +141,32 @@ def _stuck_text(stuck: Sequence[RoleState], grace: float) -> str:
     )
 
 
+class Scores:
+    """Scores in the order of arrival. Iteration waits for the next one.
+
+    Each iteration begins with the first score and ends with the roles. An asynchronous
+    client uses ``async for``.
+    """
+
+    def __init__(self, client: Client, score: Callable[[int], Any]):
+        self._client = client
+        self._score = score
+
+    def __iter__(self) -> Iterator[Score]:
+        if self._client.asynchronous:
+            raise TypeError("the client is asynchronous; use: async for score in ...")
+        number = 0
+        while (score := sync(self._client, self._score, number)) is not None:
+            yield score
+            number += 1
+
+    async def __aiter__(self) -> AsyncIterator[Score]:
+        number = 0
+        while (score := await self._score(number)) is not None:
+            yield score
+            number += 1
+
+
 class Roles(ClientContext):
     """Roles that run on workers; see :func:`run_roles`.
 
@@ -183,25 +209,12 @@ class Roles(ClientContext):
         self._manager = asyncio.ensure_future(self._manage())
 
     @property
-    def scores(self) -> Any:
-        """New iterator of all reported scores in the order of arrival.
+    def scores(self) -> Scores:
+        """Iterator of reported scores; it ends with the roles.
 
-        It waits for the next score and ends with the roles. If a role fails, it raises
-        the same error as :meth:`result`. An asynchronous client uses ``async for``.
+        If a role fails, it raises the same error as :meth:`result`.
         """
-        return self._awaited() if self._client.asynchronous else self._iterated()
-
-    def _iterated(self) -> Iterator[Score]:
-        number = 0
-        while (score := sync(self._client, self._score, number)) is not None:
-            yield score
-            number += 1
-
-    async def _awaited(self) -> AsyncIterator[Score]:
-        number = 0
-        while (score := await self._score(number)) is not None:
-            yield score
-            number += 1
+        return Scores(self._client, self._score)
 
     @property
     def states(self) -> dict[str, list[bytes | None]]:

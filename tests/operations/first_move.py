@@ -1,4 +1,4 @@
-"""Count the files of clustertune that run in the client until it asks for the first move.
+"""Count the files of clustertune that run in the client before its first move.
 
 ``python -m tests.operations.first_move`` prints their number and their names. Scheduler
 and workers are other processes, so that the profiler sees the code of the client only.

@@ -285,8 +285,8 @@ def _lacks(value: Any) -> bool:
     return isinstance(value, float) and value != value  # noqa: PLR0124
 
 
-def _categories(partition: Any) -> dict[str, str]:
-    """By column of categories, a digest of them in their order."""
+def _categories(partition: Any) -> dict[str, list[Any]]:
+    """By column of categories, their number and a digest of them in their order."""
     import hashlib
 
     if not hasattr(partition, "columns"):
@@ -296,7 +296,7 @@ def _categories(partition: Any) -> dict[str, str]:
         if hasattr(column, "cat"):
             listed = list(column.cat.categories)
             digest = hashlib.blake2b(repr(listed).encode(), digest_size=16).hexdigest()
-            found[str(column.name)] = digest
+            found[str(column.name)] = [len(listed), digest]
     return found
 
 

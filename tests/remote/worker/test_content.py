@@ -22,7 +22,7 @@ def test_features():
     """Missing and infinite values of all columns, and categories."""
     found = content.features(FRAME)
     assert found["nonfinite_values"] == [3, 1]
-    assert set(found["categories"]) == {"c"}
+    assert found["categories"]["c"][0] == 2
     other = FRAME.assign(c=FRAME["c"].cat.reorder_categories(["v", "u"]))
     for frame, same in ((FRAME.iloc[:1], True), (other, False)):
         categories = content.features(frame)["categories"]
