@@ -46,6 +46,7 @@ RETRY = 30.0  # seconds between two looks at workers that cannot be restarted ye
 MAX_ENDED = 20
 CONFIGURED = "configured-"  # and a number: a schedule of the scheduler's configuration
 MAX_TEXT = 500  # characters of a problem
+MAX_STEPS = 400  # workers of an event
 MAX_NAMED = 3  # workers in a text
 NOT_NEEDED = "no worker needs a restart"
 NO_WORKERS = "none of its workers is on the cluster"
@@ -433,9 +434,28 @@ def _operation(
         "summary": text,
         "status": status,
         "seconds": sum(turn["seconds"] for turn in turns),
-        # one step for all workers, whose ids and problems are in the text
-        "steps": [{"action": "restart", "status": status, "nbytes": result["nbytes"]}],
+        "steps": [
+            {
+                "action": "restart",
+                "summary": f"restart worker {turn['worker']}",
+                "status": _status(turn),
+                "seconds": turn["seconds"],
+                "nbytes": turn["nbytes"],
+                "reason": str(turn["problem"])[:MAX_TEXT],
+            }
+            for turn in turns[:MAX_STEPS]
+        ],
+        "more_steps": max(0, len(turns) - MAX_STEPS),
     }
+
+
+def _status(turn: Mapping[str, Any]) -> str:
+    """Return the outcome of one worker's restart, in the words of reports."""
+    if not turn["problem"]:
+        return "done"
+    if turn["address"]:
+        return "partly"
+    return "refused" if turn["unchanged"] else "failed"
 
 
 def _texts(refused: Mapping[Any, str]) -> str:
