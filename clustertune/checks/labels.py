@@ -20,6 +20,7 @@ from clustertune.core.model import (
     info,
 )
 from clustertune.core.wording import (
+    bytes_text,
     plural,
     printable,
     variable,
@@ -29,6 +30,7 @@ from clustertune.core.wording import (
 from clustertune.planner import contents, remedies
 from clustertune.planner.contents import Classes
 from clustertune.planner.layouts import home_workers, weights
+from clustertune.planner.memory import free_memory
 
 CERTAIN = 6.0  # standard errors: more than chance explains
 FAR = 0.3  # standard deviations: less does not change a model much
@@ -268,7 +270,7 @@ def _other_order(
 
 
 def query_groups(view: View) -> Iterator[Finding]:
-    """Find query groups that a ranking would split, and rows without a group.
+    """Find query groups that a ranking would split, or that fit on no worker.
 
     A ranking needs all rows of a group on one worker, and LightGBM's ranker needs them
     together in one partition. Otherwise it ranks the parts of a group separately,
@@ -281,7 +283,8 @@ def query_groups(view: View) -> Iterator[Finding]:
     = frame.sort_values("qid")``. For Arrays run ``order =
     numpy.argsort(qid.compute(), kind="stable"); X, y, qid = X[order], y[order],
     qid[order]``. Then ``clustertune.prepare(client, X, y, qid=qid, estimator=ranker)``
-    cuts the data where groups end.
+    cuts the data where groups end. For a group that is too large, use workers with more
+    memory, or leave out rows of the group.
     """
     for layout in view.layouts:
         yield from _without_group(layout, view)
@@ -292,6 +295,7 @@ def query_groups(view: View) -> Iterator[Finding]:
             yield from _cut_through(layout, groups, view)
         else:
             yield _out_of_order(layout, groups, view)
+        yield from _too_large(layout, groups, view)
 
 
 def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
@@ -334,6 +338,28 @@ def _cut_through(
             evidence={"groups": count},
             remedy=remedies.cut(view, ", which cuts the data where groups end"),
             fixed_by=view.goal.cutting_action,
+        )
+
+
+def _too_large(
+    layout: Layout, groups: contents.Groups, view: View
+) -> Iterator[Finding]:
+    """Find groups for which no worker has enough memory."""
+    rooms = free_memory(view)[weights(view) > 0]
+    if not layout.loaded or not len(rooms):
+        return
+    rows = np.unique(groups.values, return_inverse=True)[1].reshape(-1)
+    sizes = np.bincount(rows, groups.counts)
+    nbytes = sizes.max() * layout.nbytes / max(1, groups.counts.sum())
+    if nbytes > rooms.max():
+        name = printable(str(groups.values[rows == sizes.argmax()][0]), longest=40)
+        yield critical(
+            message=f"the group {name} of {groups.label} has {int(sizes.max()):,} rows "
+            f"({bytes_text(nbytes)}), and no worker has more than "
+            f"{bytes_text(rooms.max())} free below the thresholds at which it spills",
+            subject=(groups.label,),
+            evidence={"rows": int(sizes.max()), "bytes": round(nbytes)},
+            remedy="Use workers with more memory, or leave out rows of that group.",
         )
 
 

@@ -401,6 +401,59 @@ def test_groups_that_partitions_cut():
     assert ERRORS["query_groups"] is AlignmentError
 
 
+# --- query_groups: memory -------------------------------------------------------------
+
+
+MIB = 2**20
+
+
+def find_large_groups(
+    *partitions, needs="together", loaded=True, limit=1000 * MIB, row_bytes=MIB
+):
+    """Return findings for data with these group ids, one for each row of a MiB."""
+    looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
+    homes = [0] * len(partitions) if loaded else None
+    data = layout(
+        [len(p) for p in partitions],
+        homes,
+        ("X", "qid"),
+        row_bytes={"X": row_bytes - 8},
+        contents=looked,
+    )
+    workers = [worker(i, memory_limit=limit, process=0) for i in range(2)]
+    seen = view(workers, [data])
+    workload = replace(seen.goal.workload, groups=needs)
+    return list(query_groups(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({}, id="they fit"),
+        pytest.param({"limit": 4 * MIB, "needs": ""}, id="groups may be cut"),
+        pytest.param({"limit": 4 * MIB, "loaded": False}, id="not loaded"),
+    ],
+)
+def test_silent(how):
+    """The largest group has room, or groups need not be whole."""
+    assert find_large_groups([7] * 5, [8], **how) == []
+    assert list(query_groups(view())) == []
+
+
+def test_one_that_fits_no_worker():
+    """Rows of all its runs count; its name comes from the data."""
+    *_, finding = find_large_groups(["a\x07", "b"], ["a\x07"] * 3, limit=5 * MIB)
+    assert finding.severity is Severity.critical
+    assert "\x07" not in finding.message
+    assert finding.message.endswith(
+        "of qid has 4 rows (4.0 MiB), and no worker has more than 3.0 MiB free below "
+        "the thresholds at which it spills"
+    )
+    assert finding.evidence == {"rows": 4, "bytes": 4 * MIB}
+    assert finding.fixed_by == ""
+    assert ERRORS["query_groups"] is AlignmentError
+
+
 # --- missing_estimator ----------------------------------------------------------------
 
 
