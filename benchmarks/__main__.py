@@ -86,7 +86,7 @@ BENCHMARKS = (
     Benchmark(
         "fit_after_scale",
         "XGBoost after 1 → 2 workers",
-        full=("--rows=300000",),
+        full=("--rows=500000", "--rounds=4"),
         quick=("--rounds=1", "--rows=100000"),
     ),
     Benchmark(
@@ -119,19 +119,20 @@ BENCHMARKS = (
     Benchmark(
         "links",
         "Scale-up over links",
+        full=("--rounds=4",),
         quick=("--rounds=1", "--mb=30", "--rates=1gbit"),
     ),
     Benchmark("already_fine", "`prepare` without work", quick=("--calls=5",)),
     Benchmark(
         "restart",
         "Rolling restart",
-        full=("--variants=ours,reload,workers", "--mb=200"),
+        full=("--variants=ours,reload,workers", "--mb=200", "--rounds=4"),
         quick=("--rounds=1", "--mb=100"),
     ),
     Benchmark(
         "merge",
         "One worker in place of two",
-        full=("--library=xgboost", "--scale=0.1"),
+        full=("--library=xgboost", "--scale=0.1", "--rounds=4"),
         quick=("--rounds=1", "--scale=0.02"),
     ),
     Benchmark(
@@ -149,7 +150,7 @@ BENCHMARKS = (
     Benchmark(
         "gridsearch",
         "Grid search",
-        full=("--tries=2", "--variants=ours,dask,scatter"),
+        full=("--tries=2", "--variants=ours,dask,scatter", "--rounds=4"),
         quick=("--rounds=1", "--case=small"),
     ),
     Benchmark(
