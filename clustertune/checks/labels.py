@@ -67,8 +67,7 @@ def missing_classes(view: View) -> Iterator[Finding]:
         return
     rare = int(classes.totals.argmin())
     if classes.totals[rare] < len(view.eligible_workers):
-        if needed:  # otherwise the labels may be no classes
-            yield _too_rare(classes, rare, view)
+        yield _too_rare(classes, rare, view)
         return
     home, may = home_workers(layout, len(view.now.workers)), weights(view) > 0
     lacking = contents.missing_classes(classes.counts > 0, home, may)
@@ -79,11 +78,14 @@ def missing_classes(view: View) -> Iterator[Finding]:
 def _too_rare(classes: Classes, number: int, view: View) -> Finding:
     rows, n_workers = int(classes.totals[number]), len(view.eligible_workers)
     name = printable(str(classes.names[number]), longest=40)
+    workload = view.goal.workload
+    known = workload.needs_all_classes is not None
     few = remedies.sort_ids([w.id for w in view.eligible_workers][:rows])
-    return critical(
-        message=f"class {name} of {classes.label} has {plural(rows, 'row')}, too few "
-        f"for {n_workers:,} workers: {view.goal.workload.title} needs every class on "
-        "each worker",
+    return Finding(
+        severity=Severity.critical if known else Severity.info,
+        message=f"{'class' if known else 'label'} {name} of {classes.label} has "
+        f"{plural(rows, 'row')}, too few for {n_workers:,} workers: {workload.title} "
+        f"needs every class on each worker{'' if known else ', if it is a classifier'}",
         subject=(classes.label,),
         evidence={"rows": rows, "workers": n_workers},
         remedy=remedies.run(
@@ -91,7 +93,10 @@ def _too_rare(classes: Classes, number: int, view: View) -> Finding:
             f", which trains on {plural(rows, 'worker')}, or leave out the rows of "
             f"that class. If {classes.label} has numbers and no classes, pass a "
             "regressor as estimator=",
-        ),
+        )
+        if known
+        else "Pass the model, `estimator=model`, which shows whether it is a "
+        "classifier.",
     )
 
 

@@ -222,7 +222,8 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
         text += f"{int(layout.rows.max()):,} rows, so one of "
         text += f"{plural(n_workers, 'worker')} has at least {times_text(best)} its "
         text += "share of rows, and the others wait for it"
-    groups = " Groups are not cut." if contents.has_groups(layout) else ""
+    whole = view.goal.workload.whole_groups and contents.has_groups(layout)
+    groups = " Groups are not cut." if whole else ""
     yield Finding(
         severity=severity,
         message=f"the {layout.label} has {text}",

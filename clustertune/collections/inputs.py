@@ -350,9 +350,9 @@ def refuse_groups(inputs: Inputs, profile: Profile) -> None:
     labels = [label for label in inputs.same if variable(label) == "qid"]
     if labels and not profile.groups:
         raise ValueError(
-            f"{'group' if inputs.sizes else labels[0]} needs a ranker: give the model "
-            'as estimator=, or "xgboost_rank" or "lightgbm_rank". Numbers of another '
-            "meaning are one more collection, after y"
+            f"{'group' if inputs.sizes else labels[0]} needs a ranker as estimator=, "
+            f'the model, "xgboost_rank" or "lightgbm_rank"; this is {profile.title}. '
+            "Numbers of another meaning are one more collection, after y"
         )
     if inputs.sizes and not profile.group_sizes:
         raise ValueError(

@@ -58,8 +58,9 @@ def check(
     workers
         Names or addresses of the workers that will train.
     deep
-        Also read the values of all data, in one computation: missing labels, classes
-        that a worker lacks, split groups, categories that differ between partitions.
+        Also read the values of all data, in one computation: missing labels, categories
+        that differ between partitions; if the estimator needs them, classes that a
+        worker lacks and split groups.
     timeout
         Seconds, or a duration such as ``"30s"``. At the limit, the report has what is
         known by then, and names workers that do not answer.
@@ -90,12 +91,14 @@ def check(
     """
     given = inputs.gather(X, y, *others, **companions, optional=True)
     check_client(client, given)
+    profile = libraries.choose(estimator)
+    inputs.refuse_groups(given, profile)
     fractions = settings.fractions()
     request = CheckRequest(
         client=client,
         given=given,
         goal=Goal(
-            workload=libraries.choose(estimator),
+            workload=profile,
             training_eval_sets=inputs.evaluated(given),
             tolerance=fractions["tolerance"],
             memory_fraction=fractions["memory_fraction"],

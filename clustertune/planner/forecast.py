@@ -4,7 +4,7 @@ The forecast for the process of a worker is the sum of
 
 - its unmanaged memory, but at least ``Profile.base_bytes``, which a process needs that
   has imported the library;
-- Dask's other keys, unless they are released before the fit;
+- Dask's other keys;
 - a multiple of its share of the given data, or of all eval sets if the library copies
   them to all workers. For training data of libraries with ``Profile.fit_memory`` it is
   the data and that memory, between a least and a most.
@@ -290,9 +290,13 @@ def ways(view: View) -> tuple[str, ...]:
     nbytes, share = needed_limit(view), remedies.host_share(view.now.workers)
     size = bytes_text(nbytes)
     larger = f"start workers with --memory-limit {size.replace(' ', '')}"
-    may = remedies.may_restart(view, view.now.workers)
+    lacking = [need.worker for need in short(_known(view))]
+    may = remedies.may_restart(view, lacking)
     if may and not isinstance(share, Unknown) and share >= nbytes:
-        call = remedies.on_workers("resize_workers", (), memory_limit=size)
+        # a limit for all would be lower than that of larger workers
+        every = len(lacking) == sum(w.is_counted for w in view.now.workers)
+        ids = () if every else [w.id for w in lacking]
+        call = remedies.on_workers("resize_workers", ids, memory_limit=size)
         larger = f"`{call.remedy}`"
     found.append(f"{larger} {_result(view)}")
     return tuple(found)

@@ -146,9 +146,12 @@ def test_blocks_of_columns_are_joined() -> None:
 def test_groups_are_not_cut() -> None:
     """The remedy for too few partitions says so."""
     few = layout([16, 16], [0, 1], ("X", "y", "qid"))
-    found = checks.run(view([worker(i) for i in range(3)], [few]))
-    (finding,) = (f for f in found if f.check == "too_few_partitions")
-    assert "Groups are not cut" in finding.remedy
+    seen = view([worker(i) for i in range(3)], [few])
+    for groups, said in (("together", True), ("anywhere", False)):
+        workload = replace(seen.goal.workload, groups=groups)
+        found = checks.run(replace(seen, goal=replace(seen.goal, workload=workload)))
+        (finding,) = (f for f in found if f.check == "too_few_partitions")
+        assert ("Groups are not cut" in finding.remedy) is said
 
 
 def test_the_least_is_cut_where_all_does_not_fit() -> None:

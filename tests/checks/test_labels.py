@@ -129,12 +129,17 @@ def test_fewer_rows_than_workers():
 
 
 def test_labels_of_an_unknown_estimator():
-    """Labels are shared if possible; they may be no classes, so nothing is refused."""
+    """Labels are shared if possible; without an estimator nothing is refused."""
     (finding,) = find_missing_classes("aa", "bb", needed=None)
     assert finding.severity is Severity.warning
     assert finding.fixed_by == "rechunk"
-    rare = {"homes": range(3), "needed": None, "workers": THREE}
-    assert find_missing_classes("aaa", "aab", "aba", **rare) == []
+    (finding,) = find_missing_classes(
+        "aaa", "aab", "aba", homes=range(3), needed=None, workers=THREE
+    )
+    assert finding.severity is Severity.info
+    assert finding.fixed_by == ""
+    assert finding.message.startswith("label b of y has 2 rows, too few for 3 workers")
+    assert "estimator=" in finding.remedy
 
 
 def test_a_class_of_a_strange_name():

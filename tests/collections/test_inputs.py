@@ -163,7 +163,7 @@ def test_groups_without_a_ranker() -> None:
     evals = gather(X, Y, eval_set=[(X[:50], Y[:50], {"qid": Y[:50]})])
     for given, label in ((gather(X, Y, qid=Y), "qid"), (evals, r"eval_set\[0\].qid")):
         inputs.refuse_groups(given, choose("xgboost_rank"))
-        with pytest.raises(ValueError, match=f"{label} needs a ranker: give the"):
+        with pytest.raises(ValueError, match=f"{label} needs a ranker as estimator="):
             inputs.refuse_groups(given, GENERIC.profile)
     inputs.refuse_groups(gather(X, Y, Y), GENERIC.profile)
 

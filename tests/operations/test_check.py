@@ -195,8 +195,14 @@ async def test_deep(c, s, a, b):
     frame["y"] = np.repeat([0, 1], 20)
     source = dd.from_pandas(frame, npartitions=5)
     X, y, qid = source[["a"]], source["y"], source["q"]
-    report = await clustertune.check(c, X, y, qid=qid, deep=True)
+    report = await clustertune.check(c, X, y, deep=True)
     assert "nonfinite_values" in names(report, Severity.warning)
+    with pytest.raises(ValueError, match="qid needs a ranker as estimator="):
+        await clustertune.check(c, X, y, qid=qid)
+    ranker = {"qid": qid, "estimator": "lightgbm_rank"}
+    report = await clustertune.check(c, X, y, **ranker, deep=True)
+    assert report.status == "checked"
+    assert "query_groups" not in names(report)
     assert "nonfinite_values" not in names(await clustertune.check(c, X, y))
     X, y = c.persist([da.ones((40, 2), chunks=(20, 2)), da.arange(40, chunks=20) // 20])
     await wait([X, y])

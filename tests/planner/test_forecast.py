@@ -287,6 +287,14 @@ def test_what_makes_the_need_smaller() -> None:
     assert 'dict.fromkeys(X.select_dtypes("number").columns, "float32")' in line
 
 
+def test_larger_workers_keep_their_limits() -> None:
+    """The call names the workers that lack memory."""
+    some = [small(0), small(1, memory_limit=10**6)]
+    text = forecast.ways(view(some, [lazy(1200)], workload=TRIPLE))[-1]
+    assert text.startswith("`clustertune.resize_workers(client, memory_limit=")
+    assert "workers=[0])` (then" in text
+
+
 @pytest.mark.parametrize("lack", [{"host_memory": 1200}, {"nanny": None}])
 def test_what_cannot_be_resized_is_not_told_to_be(lack: dict[str, Any]) -> None:
     """Without memory on the host, or a nanny, the text has the limit but no call."""

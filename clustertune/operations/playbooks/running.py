@@ -93,8 +93,9 @@ def run_playbook(
     >>> model.fit(result.X, result.y)                              # doctest: +SKIP
     """
     data = {"X": X, "y": y, **companions}
-    check_client(client, inputs.gather(**data, optional=True))
-    libraries.choose(estimator)
+    given = inputs.gather(**data, optional=True)
+    check_client(client, given)
+    inputs.refuse_groups(given, libraries.choose(estimator))
     read = reading.read(playbook)
     if X is None:
         refuse_without_data(read, playbook)

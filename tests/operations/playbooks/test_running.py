@@ -274,6 +274,9 @@ async def test_bad_calls(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
         await clustertune.run_playbook(c, "observe", y=da.ones(3))
     with pytest.raises(TypeError, match="X"):
         await clustertune.run_playbook(c, "before-training", np.ones(3))
+    X, qid = da.ones((4, 2)), da.ones(4)
+    with pytest.raises(ValueError, match="qid needs a ranker"):
+        await clustertune.run_playbook(c, "before-training", X, qid=qid)
     with pytest.raises(ValueError, match="playbook no-such cannot be read"):
         await clustertune.run_playbook(c, "no-such")
     with pytest.raises(ValueError, match="choose from"):
