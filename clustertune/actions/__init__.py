@@ -29,7 +29,7 @@ ACTIONS: Mapping[str, Action] = {
     "load": Action(_by_port("load"), placing.propose_load),
     "merge": Action(_by_port("restart"), scale.propose_merges),
     "rebalance": Action(_by_port("move"), placing.propose_moves),
-    "rechunk": Action(_by_port("rechunk"), rechunk.propose),
+    "rechunk": Action(rechunk.enact, rechunk.propose),
     "release": Action(_by_port("release")),
     "replicate": Action(_by_port("rechunk"), placing.propose_replicas),
     "restart": Action(_by_port("restart"), restart.propose),

@@ -2,10 +2,9 @@
 
 If the partitions of X suit the workers, y and companions are cut like X. Otherwise all
 are cut at one shared list of rows, near existing boundaries. Few bytes are transferred,
-and rows keep their order. A collection that is not cut moves to its new companions by
-the next action, ``rebalance``. Query groups (``qid``) that have to be whole are not
-cut. No data is at risk: the old partitions stay in memory while anything holds them, so
-workers need memory for both.
+and rows keep their order. Query groups (``qid``) that have to be whole are not cut. No
+data is at risk: the old partitions stay in memory while anything holds them, so workers
+need memory for both.
 """
 
 from __future__ import annotations
@@ -18,17 +17,22 @@ import numpy as np
 
 from clustertune.core.model import (
     Bools,
+    Cluster,
     CollectionInfo,
     Cut,
     Finding,
     Float64s,
     Int64s,
     Layout,
+    Notify,
     Price,
     Rechunk,
+    Result,
     Severity,
     Step,
     View,
+    attach_result,
+    attached_result,
 )
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import AlignmentError, CapacityError
@@ -145,6 +149,7 @@ def _step(
             break
     pairs = zip(drafts, changed, strict=True)
     release = view.goal.release_inputs
+    moves = _unchanged(layout, view, changed, target)
     recut = Rechunk(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,
@@ -153,15 +158,40 @@ def _step(
         released=tuple(m.label for m in changed if _is_freed(m, release)),
         copies=layouts.copies(layout),
         shortage=shortage,
+        moves=None if moves is None else layouts.moves(moves, view, target),
     )
-    received, made = layouts.recut_bytes(recut, changed)
     return Step(
         action="rechunk",
-        summary=f"cut {names_text([m.label for m in changed])} into "
-        f"{plural(len(rows), 'partition')} of up to {int(rows.max()):,} rows",
-        price=Price(nbytes=int(received.sum()), peak=int(made.max(initial=0))),
+        summary=_summary(changed, rows, moves),
+        price=_price(recut, changed, moves, view),
         args=recut,
     )
+
+
+def _unchanged(
+    layout: Layout, view: View, changed: list[CollectionInfo], target: Int64s
+) -> Layout | None:
+    """Return the uncut collections, which have to move to the new partitions."""
+    rest = tuple(m for m in layout.collections if m not in changed)
+    copied = layout is not view.layouts[0] and view.goal.workload.eval_copies
+    if not rest or copied or layouts.is_copied(layout):
+        return None  # replicate places the replicas
+    staying = replace(layout, collections=rest)
+    return staying if layouts.moves(staying, view, target).count else None
+
+
+def _summary(changed: list[CollectionInfo], rows: Int64s, moves: Layout | None) -> str:
+    """Describe which collections are cut or move."""
+    cut = [m.label for m in changed if _changes(m, rows)]
+    texts = []
+    if cut:
+        texts.append(
+            f"cut {names_text(cut)} into {plural(len(rows), 'partition')} of up to "
+            f"{int(rows.max()):,} rows"
+        )
+    if moves is not None:
+        texts.append(f"and move {names_text(moves.labels)} to them")
+    return ", ".join(texts)
 
 
 class _Contents(NamedTuple):
@@ -329,4 +359,44 @@ def _too_much(layout: Layout, view: View, nbytes: int, budget: Float64s) -> str:
         "below the thresholds at which workers spill, because the old ones are in "
         # a new worker is empty
         f"memory, too: {too_little(budget[may], nbytes, free_memory(view)[may].mean())}"
+    )
+
+
+# --- cost --------------------------------------------------------------------
+
+
+def _price(
+    recut: Rechunk, changed: list[CollectionInfo], moves: Layout | None, view: View
+) -> Price:
+    received, made = layouts.recut_bytes(recut, changed)
+    nbytes, peak = int(received.sum()), made
+    if moves is not None:
+        moved = layouts.received_bytes(moves, view, recut.targets)
+        nbytes, peak = nbytes + int(moved.sum()), peak + moved
+    return Price(nbytes=nbytes, peak=int(peak.max(initial=0)))
+
+
+async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
+    """Make the new partitions, then move the other collections to them."""
+    recut = _rechunk_of(step)
+    cut = await cluster.rechunk(recut, notify)
+    if recut.moves is None:
+        return cut
+    try:
+        moved = await cluster.move(recut.moves, notify)
+    except BaseException as error:
+        if (moved_until := attached_result(error)) is not None:
+            attach_result(error, _both(cut, moved_until))
+        raise
+    return _both(cut, moved)
+
+
+def _both(cut: Result, moved: Result) -> Result:
+    """The result of a cut and of the moves after it."""
+    known = cut.nbytes is not None and moved.nbytes is not None
+    return replace(
+        moved,
+        nbytes=(cut.nbytes or 0) + (moved.nbytes or 0) if known else None,
+        count=cut.count,
+        details=cut.details,
     )

@@ -159,19 +159,15 @@ def ends(
 
     Those with the fewest bytes to move come first. At most ``most`` workers (a number,
     or a fraction of all) are away at the same time; ``at_once``: all. Each gets a new
-    ``size``, whose limit counts from the start if it is lower. No keys go to
-    ``leaving`` workers.
+    ``size``. No keys go to ``leaving`` workers.
     """
     collections, limits = _aligned(view), _process_limits(view)
     real = [w for w in view.now.workers if not w.parking]
     going = sorted((w for w in real if w.id in ids), key=_needed)
-    if size is not None and size.memory_limit is not None:
-        for w in (w for w in going if w.id in limits):
-            both = limits[w.id], process_limit(w, size.memory_limit)
-            limits[w.id] = min(filter(None, both), default=0)
+    resized: dict[str | int, tuple[int, int]] = {}
     n_away = max(1, len(going)) if at_once else number_away(most, len(real))
-    for start in range(0, len(going), n_away):
-        batch = going[start : start + n_away]
+    starts = range(0, len(going), n_away)
+    for number, batch in enumerate(going[i : i + n_away] for i in starts):
         away = frozenset(w.id for w in batch).union(leaving)
         for worker in batch:
             # stuck workers leave one after the other, as far as memory is concerned
@@ -181,12 +177,15 @@ def ends(
                 {
                     "id": worker.id,
                     "address": worker.address,
-                    "process_limits": Others(limits, gone),
+                    "process_limits": Others(limits, gone, resized, number),
                     "wait": wait,
                     "collections": collections,
                     "concurrent": tuple(w.address for w in batch if w is not worker),
                 },
             )
+        if size is not None and size.memory_limit is not None:
+            limit = size.memory_limit
+            resized |= {w.id: (number, process_limit(w, limit)) for w in batch}
 
 
 def _aligned(view: View) -> tuple[tuple[Key, ...], ...]:
@@ -252,17 +251,25 @@ class Others(Mapping[str | int, int]):
     """Ceilings in bytes by id, without the workers that are away.
 
     It is a view, because a dictionary for each of many steps would take much memory.
+    ``resized`` has the number of the batch and the new ceiling of each worker that an
+    earlier batch resized; ``number`` is the number of this batch.
     """
 
     def __init__(
-        self, every: Mapping[str | int, int], away: Collection[str | int]
+        self,
+        every: Mapping[str | int, int],
+        away: Collection[str | int],
+        resized: Mapping[str | int, tuple[int, int]] | None = None,
+        number: int = 0,
     ) -> None:
         self._every, self._away = every, away
+        self._resized, self._number = resized or {}, number
 
     def __getitem__(self, id: str | int) -> int:
         if id in self._away:
             raise KeyError(id)
-        return self._every[id]
+        number, most = self._resized.get(id, (self._number, 0))
+        return most if number < self._number else self._every[id]
 
     def __iter__(self) -> Iterator[str | int]:
         return (id for id in self._every if id not in self._away)

@@ -248,10 +248,15 @@ async def _any_runs(client: Client) -> bool:
 # --- values ---------------------------------------------------------------------------
 
 
-def of_everything(given: Inputs) -> dict[str, Look]:
-    """Return how a diagnosis reads the partitions, by label."""
+def of_everything(given: Inputs, *, whole_groups: bool) -> dict[str, Look]:
+    """Return how a diagnosis reads the partitions, by label.
+
+    Groups of ``qid`` are sent only if they have to be whole: there may be as many as
+    rows.
+    """
+    deep = DEEP if whole_groups else {**DEEP, "qid": content.without_group}
     roles = {x.label: variable(x.label) for x in given}
-    wanted = {label: DEEP[role] for label, role in roles.items() if role in DEEP}
+    wanted = {label: deep[role] for label, role in roles.items() if role in deep}
     return with_metadata(given, wanted, [x.label for x in given])
 
 

@@ -279,6 +279,7 @@ class Rechunk:
     released: tuple[str, ...] = ()  # labels whose old partitions are released meanwhile
     copies: int = 1  # replicas of each row in the new partitions
     shortage: str = ""  # why it does not fit in memory; empty if it does
+    moves: Moves | None = None  # of collections that are not cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -196,7 +196,9 @@ async def _read(request: CheckRequest, cluster: LiveCluster, view: View) -> View
         request.client,
         request.given,
         await cluster.data.futures(),
-        contents.of_everything(request.given),
+        contents.of_everything(
+            request.given, whole_groups=request.goal.workload.whole_groups
+        ),
         view,
         approved=monitor.known(request.client).addresses,
         failures=failures,

@@ -59,7 +59,8 @@ def joblib_backend(client: Client, *arrays: Any) -> Iterator[None]:
     Notes
     -----
     Native code (BLAS, OpenMP) uses the threads that the worker allows: one, if a nanny
-    of Dask has started it. LightGBM counts the CPUs instead: pass it ``n_jobs=1``.
+    of Dask has started it; otherwise set ``OMP_NUM_THREADS=1`` before. LightGBM counts
+    the CPUs instead: pass it ``n_jobs=1``.
 
     Examples
     --------

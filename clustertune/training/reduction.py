@@ -94,7 +94,7 @@ def map_reduce(
         ``func`` failed for an item, or its result does not fit the others. Waiting
         tasks are cancelled.
     AlignmentError
-        The collections are not row-aligned, or have several column blocks.
+        The collections have other numbers of partitions, or several column blocks.
     IncompleteError
         Items were lost with a worker and cannot be recomputed.
     NoWorkersError, ConnectionLostError, VersionMismatchError

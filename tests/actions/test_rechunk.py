@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,11 @@ from clustertune import checks
 from clustertune.actions import ACTIONS, rechunk
 from clustertune.core.model import (
     Layout,
+    Result,
     Step,
     View,
+    attach_result,
+    attached_result,
 )
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import layouts
@@ -69,21 +73,22 @@ def test_only_what_differs_is_cut() -> None:
     assert step.price.nbytes < 80 * 8
 
 
-def test_what_stays_as_it_is_follows() -> None:
-    """Partitions of X move after the step that cuts y, to the same workers."""
+def test_what_stays_as_it_is_comes_along() -> None:
+    """Partitions of X move in the step that cuts y, to the same workers."""
     start = view(two(), [unlike([10] * 8, [20] * 4, homes=0)])
     (step,) = proposed(start)
-    cluster = MemoryCluster(start)
-    cut, moved = run(cluster).outcomes
-    assert cluster.calls == ["recut 8", "move 4"]
-    (one,) = list_bytes(np.array([1]))
-    assert (cut.nbytes, moved.nbytes) == (40 * 8, 40 * 80)
-    assert cut.step.price.nbytes == 40 * 8 + 4 * one
-    assert moved.step.price.nbytes == 40 * 80
-    (move,) = moved.step.args.moves
+    (move,) = step.args.moves.moves
     assert move.label == "X"
+    assert len(move.keys) == 4
     positions = [k[1] for k in move.keys]
     assert step.args.targets[positions].tolist() == move.targets.tolist()
+    cluster = MemoryCluster(start)
+    (outcome,) = run(cluster).outcomes
+    assert cluster.calls == ["recut 8", "move 4"]
+    (one,) = list_bytes(np.array([1]))
+    assert outcome.nbytes == 40 * 88
+    assert outcome.step.price.nbytes == 40 * 88 + 4 * one
+    assert outcome.step.price.peak == 80 * 8 + 40 * 80 - 40 * 8
     assert not layouts.separated(now(cluster).layouts[0], 2).any()
 
 
@@ -93,6 +98,7 @@ def test_what_lies_evenly_enough_stays() -> None:
     y = collection("y", [202, 202], [0, 1], 8)
     data = Layout(label="training data", collections=(X, y))
     (step,) = proposed(view(two(), [data]))
+    assert step.args.moves is None
     assert step.args.targets.tolist() == [0, 0, 1, 1]
 
 
@@ -151,7 +157,7 @@ def test_groups_are_not_cut() -> None:
         workload = replace(seen.goal.workload, groups=groups)
         found = checks.run(replace(seen, goal=replace(seen.goal, workload=workload)))
         (finding,) = (f for f in found if f.check == "too_few_partitions")
-        assert ("Groups are not cut" in finding.remedy) is said
+        assert ("Groups are not cut" in finding.remedy) == said
 
 
 def test_the_least_is_cut_where_all_does_not_fit() -> None:
@@ -305,3 +311,25 @@ def test_a_new_partition_that_is_joined_of_many() -> None:
     (step,) = proposed(view(small, [data], rechunk=60))
     with pytest.raises(CapacityError):
         proposed(view(small, [data], rechunk=2))
+
+
+def test_a_move_that_is_stopped_after_a_cut() -> None:
+    """The step counts collections, and its bytes are those of both."""
+
+    class Stopped:
+        async def rechunk(self, *_: object) -> Result:
+            return Result(nbytes=5, count=1, details="cut")
+
+        async def move(self, *_: object) -> Result:
+            error = TimeoutError()
+            attach_result(error, Result(nbytes=7, count=40, not_done="on their way"))
+            raise error
+
+    (step,) = proposed(view(two(), [unlike([10] * 8, [20] * 4, homes=0)]))
+    cluster: Any = Stopped()
+    with pytest.raises(TimeoutError) as caught:
+        asyncio.run(rechunk.enact(step, cluster, lambda *_: None))
+    known = attached_result(caught.value)
+    assert known is not None
+    assert (known.nbytes, known.count, known.details) == (12, 1, "cut")
+    assert known.not_done == "on their way"

@@ -12,6 +12,7 @@ import pandas as pd
 import psutil
 import pytest
 from distributed import Event, Nanny, wait
+from xgboost.dask import DaskXGBRanker
 
 import clustertune
 from clustertune.checks import workers
@@ -203,6 +204,10 @@ async def test_deep(c, s, a, b):
     report = await clustertune.check(c, X, y, **ranker, deep=True)
     assert report.status == "checked"
     assert "query_groups" not in names(report)
+    ranker |= {"qid": qid.where(qid > 0), "estimator": DaskXGBRanker()}
+    report = await clustertune.check(c, X, y, **ranker, deep=True)
+    (finding,) = (f for f in report.found if f.check == "query_groups")
+    assert "qid has 4 rows without a group" in finding.message
     assert "nonfinite_values" not in names(await clustertune.check(c, X, y))
     X, y = c.persist([da.ones((40, 2), chunks=(20, 2)), da.arange(40, chunks=20) // 20])
     await wait([X, y])

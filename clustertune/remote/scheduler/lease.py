@@ -266,7 +266,6 @@ def public(holder: Mapping[str, Any]) -> dict[str, Any]:
 def log_loss(scheduler: Any, kind: str, holder: Mapping[str, Any], why: str) -> None:
     """Log in Dask's event log that a lease or a hold ended without its client."""
     event = {"action": f"{kind} lost", "label": holder["label"], "problem": why}
-    event |= {"status": "failed", "summary": f"{holder['label']}: {why}"}
     scheduler.log_event(TOPIC, event | {"client": holder["client"]})
 
 

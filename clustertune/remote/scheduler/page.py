@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 
+from clustertune.core.wording import bytes_text, seconds_text
 from clustertune.remote.keys import Places, count, in_turns, unpack
 from clustertune.remote.scheduler.lease import TOPIC
 from clustertune.remote.scheduler.state import by_name, id_of, is_lost, training_workers
@@ -29,7 +30,8 @@ MAX_AGE = 0.5  # seconds for which readers get the same state
 THRESHOLDS = ("target", "spill", "pause", "terminate")
 MOST_KEYS = 200_000  # of collections whose holders are counted
 MAX_TEXT = 2000  # characters of one text
-FAILURES = ("failed", "left", "refused")  # statuses of operations
+#: results of operations, restarts and schedules that are failures
+FAILURES = ("failed", "hold lost", "lease lost", "left", "lost", "refused")
 
 
 class PageData:
@@ -265,14 +267,46 @@ def _scheduled(schedules: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
 
 
 def _event_rows(logged: Iterable[tuple[float, Any]]) -> list[dict[str, Any]]:
-    """Return logged operations as text; events without a summary are parts of them."""
+    """Logged events as text; an event with state began is shown when it ends."""
     rows: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
     for at, event in logged:
         if type(event) is not dict:
             continue
-        action, summary = event.get("action"), event.get("summary")
-        if type(action) is str and type(summary) is str:
-            kind = "failed" if str(event.get("status")) in FAILURES else "done"
-            text = f"{action}: {summary}"[:MAX_TEXT]
-            rows.append({"time": at, "kind": kind, "text": text})
+        fields = {k: v for k, v in event.items() if type(k) is str and _is_plain(v)}
+        if type(fields.get("action")) is str and fields.get("state") != "began":
+            rows.append({"time": at, "kind": _kind(fields), "text": _text(fields)})
     return list(rows)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a text with content, or a number but 0 and NaN."""
+    if type(value) is str:
+        return value != ""
+    return type(value) in (int, float) and 0 < abs(value) < 2**63
+
+
+def _kind(event: Mapping[str, Any]) -> str:
+    ends = {event.get(name) for name in ("action", "state", "status")}
+    broken = event.get("error") or (event.get("problem") and "ended" in ends)
+    return "failed" if broken or not ends.isdisjoint(FAILURES) else "done"
+
+
+def _text(event: Mapping[str, Any]) -> str:
+    """An event as text: its action, then its summary, or its fields in their order."""
+    action = event["action"]
+    if action == "schedule":  # each change of its state is an event
+        action = f"schedule {event.get('state')}"
+    fields = [_field(name, event[name]) for name in event if name not in _HIDDEN]
+    text = str(event.get("summary") or ", ".join(fields))
+    return f"{action}: {text}"[:MAX_TEXT]
+
+
+def _field(name: str, value: Any) -> str:
+    if name in ("status", "outcome", "problem", "error"):
+        return str(value)
+    if name in ("nbytes", "seconds") and type(value) is not str and value > 0:
+        return bytes_text(value) if name == "nbytes" else seconds_text(value)
+    return f"{name} {value}"[:MAX_TEXT]
+
+
+_HIDDEN = ("action", "state", "client", "time", "pid", "doing", "direct")

@@ -420,10 +420,10 @@ class ScheduleRunner:
 def _operation(
     result: Mapping[str, Any], text: str, turns: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the fields of a client's restart, for page, metrics and audit trail."""
-    outcome = result["outcome"]
+    """Return the fields of a client's restart, for metrics and the audit trail."""
     if not turns:
-        return {"summary": text, "status": outcome}
+        return {}
+    outcome = result["outcome"]
     status = "failed" if outcome in ("failed", "lost") else "left"
     # a fit that begins meanwhile is no failure: the rest waits for the next gap
     complete = outcome == "interrupted" or (outcome == "done" and not result["left"])

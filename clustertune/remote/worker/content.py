@@ -168,6 +168,11 @@ def distinct(partition: Any) -> dict[str, Any]:
     return {**finite(partition), "distinct": names}
 
 
+def without_group(partition: Any) -> dict[str, Any]:
+    """The number of rows without a group."""
+    return {"missing": _not_finite(partition)[0]}
+
+
 def runs(partition: Any) -> dict[str, Any]:
     """Every group with its number of rows, and rows without a group.
 

@@ -159,6 +159,9 @@ async def test_events_and_holds(c, s, a, b):
     """The page has events of Dask's log and present holds, in the order of time."""
     await opened(c, s)
     s.log_event(NAME, {"action": "restart", "worker": "w", "state": "began"})
+    ended = {"worker": "w", "keys": 4, "nbytes": 3 * 2**20, "lost": 0, "state": "ended"}
+    s.log_event(NAME, {"action": "restart", "direct": True} | ended)
+    s.log_event(NAME, {"action": "restart"} | ended | {"problem": "late"})
     s.log_event(NAME, {"action": "trim", "summary": "Done: it", "status": "done"})
     hold = {"owner": c.id, "label": "a fit", "token": "h", "hold": True}
     await monitor.ask(c, "acquire", **hold)
@@ -171,38 +174,59 @@ async def test_events_and_holds(c, s, a, b):
     events = (await looked(c))["events"]
     schedules.cancel(name)
     assert [(e["kind"], e["text"]) for e in events] == [
+        ("done", "restart: worker w, keys 4, 3.0 MiB"),
+        ("failed", "restart: worker w, keys 4, 3.0 MiB, late"),
         ("done", "trim: Done: it"),
         ("held", "held for a fit"),
+        ("done", f"schedule made: id {name}, owner me"),
         ("scheduled", f"restart between runs if needed, by me: waiting ({held})"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("event", "kind"),
     [
-        *((status, "failed") for status in ("failed", "left", "refused")),
-        *((status, "done") for status in ("done", "fine", "expired", None, 5)),
-        pytest.param(np.ones(3), "done", id="array"),
+        ({"state": "done", "problem": "no worker needs a restart"}, "done"),
+        ({"state": "done", "problem": "the remaining workers are gone"}, "done"),
+        ({"state": "interrupted", "problem": "tasks came"}, "done"),
+        ({"state": "failed", "problem": "it did not return"}, "failed"),
+        ({"state": "refused", "problem": "no such worker"}, "failed"),
+        ({"status": "left"}, "failed"),
+        ({"status": "fine"}, "done"),
+        ({"action": "failed", "error": "KeyError()"}, "failed"),
+        ({"action": "lease lost", "problem": "no message"}, "failed"),
     ],
 )
-def test_only_failures_are_failed(status: Any, kind: str) -> None:
-    event = {"action": "restart", "summary": "s", "status": status}
-    (row,) = page._event_rows([(1.0, event)])
-    assert row == {"time": 1.0, "kind": kind, "text": "restart: s"}
+def test_only_failures_are_failed(event: dict[str, str], kind: str) -> None:
+    (row,) = page._event_rows([(1.0, {"action": "schedule"} | event)])
+    assert row["kind"] == kind
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "many", pytest.param(10**5000, id="huge"), float("inf"), float("nan"), True,
+        None, [], ["x"], {"a": 1}, np.ones(3), {1: 2}, b"x",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["{keys}", "nbytes", "seconds", "problem", "state"])
+def test_fields_that_are_not_ours(name: str, value: Any) -> None:
+    """Texts and numbers are limited, other values left out; nothing raises."""
+    (event,) = page._event_rows([(1.0, {"action": "move", name: value})])
+    assert event["text"].startswith("move: ")
+    assert ("many" in event["text"]) == (type(value) is str and name != "state")
+    assert len(event["text"]) <= page.MAX_TEXT
 
 
 @pytest.mark.parametrize(
     "event",
-    [
-        *(5, None, "text", [], {}, {"action": 5, "summary": "s"}, {"action": ["x"]}),
-        *({"action": "move"}, {"action": "move", "summary": np.ones(3)}),
-    ],
+    [5, None, "text", [], {}, {"action": 5}, {"action": ""}, {"action": ["x"]}],
     ids=repr,
 )
-def test_an_event_without_texts_is_skipped(event: Any) -> None:
-    good = {"action": "trim", "summary": "it", 7: "x", "array": np.ones(3)}
+def test_an_event_without_an_action_is_skipped(event: Any) -> None:
+    good = {"action": "trim", 7: "x", "array": np.ones(3), "reason": None}
     assert page._event_rows([(1.0, event), (2.0, good)]) == [
-        {"time": 2.0, "kind": "done", "text": "trim: it"}
+        {"time": 2.0, "kind": "done", "text": "trim: "}
     ]
 
 
