@@ -292,7 +292,7 @@ def query_groups(view: View) -> Iterator[Finding]:
     memory, or leave out rows of the group.
     """
     for layout in view.layouts:
-        yield from _without_group(layout, view)
+        yield from _without_group(layout)
         groups = contents.groups_of(layout)
         if groups is None or not view.goal.workload.whole_groups:
             continue
@@ -303,15 +303,13 @@ def query_groups(view: View) -> Iterator[Finding]:
         yield from _too_large(layout, groups, view)
 
 
-def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
+def _without_group(layout: Layout) -> Iterator[Finding]:
     """Find rows without a group; no order of the rows can fix that."""
     for collection in layout.collections:
         read = collection.contents if variable(collection.label) == "qid" else None
         count = sum(p.get("missing", 0) for p in read.partitions) if read else 0
         if count:
-            needed = bool(view.goal.workload.groups)
-            yield Finding(
-                severity=Severity.critical if needed else Severity.warning,
+            yield critical(
                 message=f"{collection.label} has {plural(count, 'row')} without a "
                 "group (NaN, NA or masked), so these rows cannot be ranked",
                 subject=(collection.label,),

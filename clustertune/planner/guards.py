@@ -324,7 +324,7 @@ GUARDS: Mapping[type, tuple[Callable[[Any, View], str | None], ...]] = {
 }
 
 
-# --- running work -----------------------------------------------------------------
+# --- running work ---------------------------------------------------------------------
 
 
 def notes(steps: Iterable[Step], view: View) -> tuple[str, ...]:

@@ -353,11 +353,11 @@ def test_groups_that_come_back():
         assert find_group_order([3, 1], [3], needs=needs) == []
 
 
-@pytest.mark.parametrize("needs", ["together", "anywhere", ""])
+@pytest.mark.parametrize("needs", ["together", "anywhere"])
 def test_rows_without_a_group(needs):
     """No order helps rows without a group, so the remedy does not sort."""
     finding, *_ = find_group_order([1.0, np.nan], [np.nan], needs=needs)
-    assert finding.severity is (Severity.critical if needs else Severity.warning)
+    assert finding.severity is Severity.critical
     assert finding.message.startswith("qid has 2 rows without a group")
     assert not finding.fixed_by
     assert "argsort" not in finding.remedy
