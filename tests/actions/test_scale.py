@@ -337,7 +337,7 @@ async def test_no_way_to_start_workers(c: Any, s: Any) -> None:
 @pytest.mark.parametrize("processes", [True, False])
 def test_scale_of_an_adaptive_cluster(local_cluster: Any, processes: bool) -> None:
     """The cluster scales up and down to the number, and stays there."""
-    cluster, client = local_cluster(1, processes=processes, memory_limit="1GiB")
+    cluster, client = local_cluster(1, processes=processes)
     cluster.adapt(minimum=1, maximum=4, interval="100ms", wait_count=2)
     assert clustertune.scale(client, 3).status == "done"
     X = client.persist(da.random.default_rng(0).random((1000, 10), chunks=(100, 10)))
