@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 import math
 import os
 import re
@@ -28,6 +30,8 @@ import clustertune
 from clustertune import preload
 from clustertune.operations.schedules import checked_terms
 from clustertune.remote.scheduler import telemetry
+from clustertune.remote.scheduler.lease import TOPIC
+from tests.pages import PAGES, blocks
 from tests.processes import free_ports, process, stop_stealing, until, workers_of
 
 ROOT = Path(__file__).parents[1]
@@ -283,6 +287,27 @@ def test_the_audit_file_is_rotated(tmp_path: Path) -> None:
     finally:
         for handler in set(telemetry.audit_logger.handlers) - set(former):
             telemetry.audit_logger.removeHandler(handler)
+            handler.close()
+
+
+def test_a_handler_of_the_operator() -> None:
+    """The code on the page is enough; without it no line is made."""
+    page = PAGES["docs/metrics.md"].read_text()
+    (code,) = (b.code for b in blocks(page) if b.mark.startswith("audit handler: "))
+    logger = telemetry.audit_logger
+    level, former = logger.level, list(logger.handlers)
+    logger.setLevel(logging.NOTSET)
+    exec(code, {})
+    own = logging.StreamHandler(io.StringIO())
+    logger.addHandler(own)
+    try:
+        telemetry.audit(TOPIC, {"action": "trim"})
+        (line,) = own.stream.getvalue().splitlines()
+        assert json.loads(line)["action"] == "trim"
+    finally:
+        logger.setLevel(level)
+        for handler in set(logger.handlers) - set(former):
+            logger.removeHandler(handler)
             handler.close()
 
 

@@ -13,8 +13,9 @@ lost. Gauges are read from the scheduler plugin at each scrape. Labels come from
 sets, and their number is bounded.
 
 The audit trail has every operation of every client as one line of JSON, in Python's
-logger ``clustertune.audit`` of the scheduler's process. Add a handler there to keep the
-lines, or set ``clustertune.audit`` for ``clustertune.preload``.
+logger ``clustertune.audit`` of the scheduler's process. To keep the lines, add a
+handler there and set the logger's level to INFO, or set ``clustertune.audit`` for
+``clustertune.preload``.
 """
 
 from __future__ import annotations
