@@ -226,6 +226,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"audit": 5}, "must be the path of a file"),
     ({"audit": "/nowhere/audit.jsonl"}, "'/nowhere/audit.jsonl' cannot be written"),
     ({"audits": "file"}, "no setting 'audits'; .*did you mean audit"),
+    ({"prepare": {"tolerance": 2}}, r"prepare\.tolerance=2 must be a number"),
+    ({"prepare": {"tolerence": 1}}, "no setting 'tolerence'; .*did you mean tolerance"),
     (
         {"checks": {"stuck_tasks": {"min_seconds": "many"}}},
         "stuck_tasks.min_seconds='many'",

@@ -84,6 +84,7 @@ Facts = Callable[[View, Sequence[Finding]], Mapping[str, Any]]
 def refuse_wrong_settings() -> None:
     """Raise ValueError for an unknown or wrong setting, or an ignored variable."""
     settings.refuse_unknown()
+    settings.fractions()
     checks.configured()
     settings.history()
 

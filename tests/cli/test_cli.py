@@ -449,6 +449,14 @@ def test_check_by_scheduler_file(cluster: LocalCluster, tmp_path: Path) -> None:
     assert "no_nanny" in result.stdout
 
 
+def test_a_wrong_setting(cluster: LocalCluster) -> None:
+    """Wrong usage, and no finding."""
+    with dask.config.set({"clustertune.prepare.tolerance": 2}):
+        result = run("check", cluster.scheduler_address)
+    assert result.exit_code == 2
+    assert "clustertune.prepare.tolerance=2 must be a number" in result.stderr
+
+
 def test_check_for_an_unknown_estimator(cluster: LocalCluster) -> None:
     """Wrong usage; the line names the known kinds of estimators."""
     result = run("check", "--estimator", "x", cluster.scheduler_address)
