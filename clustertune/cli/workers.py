@@ -124,10 +124,13 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
 def restart(target: Target, form: str, consent: Consent, **options: Any) -> None:
     """Restart workers one at a time without losing data."""
     if options["drop_data"]:
-        text = "--drop-data keeps no data: leave {} out"
-        refuse_options(("if_needed", "end_tasks"), text)
+        text = "--drop-data keeps no data and restarts at once: leave {} out"
+        refuse_options(("if_needed", "end_tasks", "max_unavailable"), text)
     else:
         refuse_options(("include_other_clients",), "{} needs --drop-data")
+    if options["end_tasks"]:
+        text = "--end-tasks restarts all workers at once: leave {} out"
+        refuse_options(("if_needed", "max_unavailable"), text)
     from clustertune.operations import workers
 
     change(target, workers.restart_workers, options, form, consent)

@@ -68,7 +68,8 @@ def restart_workers(
     max_unavailable
         How many workers may be away at the same time: a number, or a fraction of all,
         such as ``0.25`` or ``"25%"`` (rounded down, at least one). Their keys have to
-        fit into the memory of the others.
+        fit into the memory of the others. No effect with ``drop_data`` or
+        ``end_tasks``.
     if_needed
         First trim the workers, then restart only workers that are still above a
         threshold at which they spill or pause, or will be after the next run.
@@ -114,7 +115,7 @@ def restart_workers(
     ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError
         The cluster cannot carry out the request; the text gives the reason and a fix.
     TimedOutError
-        The time limit was reached; no data is lost.
+        The time limit was reached. Without ``drop_data`` no data is lost.
 
     Examples
     --------

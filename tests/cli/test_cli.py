@@ -213,6 +213,11 @@ def test_version() -> None:
         (["check", "--tls-key", __file__, "a"], "--tls-key needs --tls-cert"),
         (["schedule", "restart", "--expires", "400days", "a"], "at most a year"),
         (["schedule", "restart", "--tz", "UTC", "a"], "give cron, too"),
+        (["restart", "--end-tasks", "--if-needed", "a"], "leave --if-needed out"),
+        *(
+            (["restart", how, "--max-unavailable", "2", "a"], "leave --max-unavail")
+            for how in ("--drop-data", "--end-tasks")
+        ),
         (["demo", "--workers", "1"], "1 is not in the range"),
         (["size", "--rows", "3"], "Missing option '--columns'"),
         (["size", "--rows", "-3", "--columns", "2"], "-3 is not in the range"),
