@@ -119,8 +119,8 @@ def check(
 @cluster_options
 @with_options(
     _estimator,
-    time_option("--interval", help="Read the cluster this often, like 5s. By default "
-        "at the interval of heartbeats."),
+    time_option("--interval", help="Read the cluster this often, like 5s; at most 5 "
+        "minutes. By default at the interval of heartbeats."),
     time_option("--for", "duration", help="End after this time. By default with ^C."),
     form_option,
 )  # fmt: skip
@@ -142,9 +142,9 @@ def watch(
     from clustertune.operations.watch import Monitor
 
     async def follow(client: Client) -> None:
-        async with Monitor(
-            client, interval=interval, estimator=estimator
-        ) as monitoring:
+        with usage_errors(ValueError):
+            made = Monitor(client, interval=interval, estimator=estimator)
+        async with made as monitoring:
             try:
                 printing = _print_events(monitoring, form, target.words)
                 await within(printing, duration)

@@ -478,6 +478,9 @@ def test_watch(cluster: LocalCluster) -> None:
     result = run("watch", "--for", "300ms", "--interval", "x", address)
     assert result.exit_code == 2
     assert "--interval='x' must be a duration" in result.stderr
+    result = run("watch", "--interval", "10m", address)
+    assert result.exit_code == 2
+    assert "must be at most 5 min" in " ".join(result.stderr.split())
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
