@@ -158,7 +158,7 @@ def file(name: str, value: object) -> str | None:
 
 
 def part(name: str, value: Any) -> int | float:
-    """Return a number of at least 1, or a fraction, which may be ``"25%"``."""
+    """Return a number of at least 1, or a fraction below 1, which may be ``"25%"``."""
     wrong = _wrong(name, value, 'a number of at least 1, or a part like "25%"')
     if isinstance(value, bool):
         raise wrong
@@ -167,9 +167,11 @@ def part(name: str, value: Any) -> int | float:
         found = float(value.rstrip().rstrip("%")) / 100 if percent else float(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise wrong from error
+    if percent and found == 1:
+        return LARGEST  # all; 1.0 is the number 1
     if not percent and found >= 1 and found.is_integer():
         return int(found)
-    if 0 < found < 1 or (percent and found == 1):
+    if 0 < found < 1:
         return found
     raise wrong
 
