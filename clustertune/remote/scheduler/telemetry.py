@@ -243,6 +243,7 @@ class WorkerChanges:
                     return
                 next_read, interval = time() + interval, 2 * interval
             await asyncio.sleep(POLL_INTERVAL)
+        await self._read_log(process)  # the client may ask first after that time
 
     async def _read_log(self, process: WorkerProcess) -> bool:
         """Record what the nanny logged about the process; return if it answered."""

@@ -26,7 +26,7 @@ from clustertune.monitor import monitor
 from clustertune.remote.keys import pack
 from clustertune.remote.scheduler import telemetry
 from clustertune.remote.scheduler.lease import TOPIC
-from clustertune.remote.scheduler.telemetry import MAX_READS, Metrics
+from clustertune.remote.scheduler.telemetry import MAX_READS, RETURN, Metrics
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -307,6 +307,20 @@ async def test_a_restart_is_one_change(c: Any, s: Any) -> None:
         (change,) = (await coming(c, s, answer["last"]))["changes"]
         assert change["returned"] > 0
         assert change["recorded"]["closing"].startswith("client-restart-workers-")
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_a_client_that_asks_late(c: Any, s: Any) -> None:
+    """The nanny's log is read although the worker has returned long before."""
+    async with Nanny(s.address, name="one", nthreads=1) as nanny:
+        await c.wait_for_workers(1)
+        last = await begun(c)
+        os.kill(nanny.pid, signal.SIGKILL)
+        kept = s.plugins["clustertune"].changes.kept
+        await soon(lambda: kept and kept[0].returned is not None)
+        kept[0].time -= 2 * RETURN
+        (change,) = (await coming(c, s, last))["changes"]
+        assert change["recorded"] == {"exit": "was killed by signal 9"}
 
 
 @gen_cluster(client=True, nthreads=[])
