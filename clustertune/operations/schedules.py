@@ -81,6 +81,8 @@ class Schedule:
         Why it waits.
     idle_for
         Seconds without a task and without a hold that make a gap.
+    is_due
+        Whether it restarts in the next gap, and not only after the next time.
     instants
         Future times in epoch seconds; after each one it waits for the next gap.
     expires, made
@@ -101,6 +103,7 @@ class Schedule:
     expires: float
     made: float = 0.0
     waits: str = ""
+    is_due: bool = False
     instants: tuple[float, ...] = field(default=(), repr=False)  # may be thousands
     if_needed: bool = False
     workers: tuple[str | int, ...] | None = None
@@ -159,6 +162,7 @@ class Schedule:
         text = f"once nothing has run for {seconds_text(self.idle_for)}"
         if self.instants:
             more = len(self.instants) - 1
+            text += ", now and" if self.is_due else ""
             text += f" after {time_text(self.instants[0])}"
             text += f" and {plural(more, 'later time')}" if more else ""
         text += ", if needed" if self.if_needed else ""

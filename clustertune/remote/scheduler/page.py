@@ -262,7 +262,7 @@ def _scheduled(schedules: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
         condition = " if needed" if one["if_needed"] else ""
         text = f"restart between runs{condition}, by {one['owner']}: {one['state']}"
         text += f" ({why})" if why else ""
-        at = next((t for t in one["instants"] if t > one["now"]), one["now"])
+        at = one["now"] if one["is_due"] else one["instants"][0]
         yield {"time": at, "kind": "scheduled", "text": text[:MAX_TEXT]}
 
 

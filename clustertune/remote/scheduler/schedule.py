@@ -155,6 +155,7 @@ class Schedule:
             "made": self.made,
             "state": self.state,
             "waits": self.waits,
+            "is_due": self.is_due,
             "instants": list(self.instants),
             "left": self.left,
             "last": self.last,

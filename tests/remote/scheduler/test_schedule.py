@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from clustertune.operations.schedules import read
+from clustertune.remote.scheduler import page
 from clustertune.remote.scheduler.schedule import (
     Moment,
     Schedule,
@@ -49,14 +51,23 @@ def test_what_is_in_the_way(now: float, others: Any, reason: Any) -> None:
     assert schedule().obstacle(moment(now, **others)) == reason
 
 
+def shown(it: Schedule, now: float) -> tuple[float, bool]:
+    """Return its time on the page, and whether the list shows that it is due."""
+    plain = it.describe(now)
+    (event,) = page._scheduled([plain])
+    return event["time"], "for 30 s, now and after 1970" in str(read(plain, None))
+
+
 def test_instants() -> None:
     """Each time is used once, in the first gap after it."""
     it = schedule(instants=[100.0, 200.0, 210.0, 400.0])
     first = "not before 1970-01-01T00:01:40Z"
     assert it.waits == it.obstacle(moment(99)) == first
     assert it.obstacle(moment(101, tasks=1)).startswith("not idle")
+    assert shown(it, 101) == (101, True)
     assert it.obstacle(moment(150)) == ""
     it.settle("done", 150, 150)
+    assert shown(it, 150) == (200, False)
     assert it.waits == "not before 1970-01-01T00:03:20Z"
     it.settle("done", 250, 250)  # one gap is enough for two of them
     assert (it.state, list(it.instants)) == ("waiting", [400.0])
