@@ -143,16 +143,18 @@ class PlaybookRun:
         results: list[StepResult] = []
         shown = Progress(self.progress)
         stops = self.playbook.on_failure == "stop" and not self.dry_run
-        for step in self.playbook.steps:
-            if stopped:
-                results.append(StepResult(step=str(step), status="not begun"))
-                continue
-            if results and results[-1].status in ("done", "left"):
-                shown.notify("letting the cluster settle", None)
-                await asyncio.sleep(self.playbook.settle)
-            results.append(await self._step(step, shown.notify))
-            stopped = stops and results[-1].status in BAD
-        shown.finish([])
+        try:
+            for step in self.playbook.steps:
+                if stopped:
+                    results.append(StepResult(step=str(step), status="not begun"))
+                    continue
+                if results and results[-1].status in ("done", "left"):
+                    shown.notify("letting the cluster settle", None)
+                    await asyncio.sleep(self.playbook.settle)
+                results.append(await self._step(step, shown))
+                stopped = stops and results[-1].status in BAD
+        finally:
+            shown.finish([])
         return PlaybookResult(
             playbook=self.playbook.name,
             seconds=monotonic() - start,
@@ -163,7 +165,7 @@ class PlaybookRun:
             prepared=self.prepared,
         )
 
-    async def _step(self, step: Step, notify: Notify) -> StepResult:
+    async def _step(self, step: Step, shown: Progress) -> StepResult:
         """Carry out a step; an error is its result."""
         result = partial(StepResult, step=str(step))
         try:
@@ -171,9 +173,10 @@ class PlaybookRun:
                 return result(status="checked", report=await self._check(step.check))
             if step.do == "release" and self.data.get("X") is None:
                 return result(status="skipped", reason="no data is given")
-            names, condition = await self._condition(step, notify)
+            names, condition = await self._condition(step, shown.notify)
             if step.when and not names:
                 return result(status="skipped", reason=condition)
+            shown.finish([])  # the action has its own line
             report = await self._act(step, names)
         except ClustertuneError as error:
             acted = error.report is not None and error.report.changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from distributed.core import Status
 import clustertune
 from clustertune.operations.playbooks import reading
 from clustertune.operations.playbooks.running import PlaybookRun
+from tests.core.test_progress import Stderr
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -247,6 +249,21 @@ async def test_failures(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
     assert done.exit_status() == 5
     plan = await clustertune.run_playbook(c, file, X, dry_run=True)
     assert "not begun" not in {step.status for step in plan.steps}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_lines_of_a_terminal(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Path
+) -> None:
+    """The line of a pause is gone before a step prints its result."""
+    file = tmp_path / "p.yaml"
+    trims = ", ".join(["do: trim"] * 3)  # the second pause shows a line
+    file.write_text(f"{HEAD}steps: [{trims}]\nlimits: {{settle: 0.6s}}\n")
+    with redirect_stderr(Stderr(terminal=True)) as stderr:
+        await clustertune.run_playbook(c, file)
+    lines = re.split(r"[\r\n]", stderr.getvalue())
+    assert any("letting the cluster settle" in line for line in lines)
+    assert max(line.count("clustertune: ") for line in lines) == 1
 
 
 @gen_cluster(client=True, nthreads=TWO)
