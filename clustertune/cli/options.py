@@ -335,4 +335,5 @@ def with_consent(command: Command) -> Command:
 
 def is_terminal() -> bool:
     """Return whether a user can answer questions."""
-    return sys.stdin.isatty()
+    # Python has no stdin if it was closed at the start
+    return sys.stdin is not None and sys.stdin.isatty()

@@ -182,6 +182,16 @@ def test_a_key_with_a_long_name(cluster: str) -> None:
     assert max(map(len, refused.output.splitlines())) < 3000
 
 
+def test_a_closed_stdin(cluster: str) -> None:
+    """No question can be answered."""
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "trim", cluster],
+        capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "give --yes or --dry-run" in done.stderr
+
+
 def test_columns_without_a_terminal(cluster: str) -> None:
     """COLUMNS sets the width of reports, also in a pipe."""
     done = subprocess.run(
