@@ -271,10 +271,6 @@ def cluster_options(command: Command) -> Command:
 
 # --- consent --------------------------------------------------------------------------
 
-NO_TERMINAL = (
-    "this is not a terminal, so no question can be answered: give --yes or --dry-run"
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Consent:
@@ -284,16 +280,14 @@ class Consent:
     yes: bool  # do not ask
     quiet: bool  # print only the result, and questions
 
-    def refuse_without_terminal(self) -> None:
-        """Refuse before any work if the command must ask and there is no terminal."""
-        if not (self.dry_run or self.yes or is_terminal()):
-            raise click.UsageError(NO_TERMINAL)
-
     def ask(self, plan: str) -> None:
         """Show a plan, ask, and exit if the user declines."""
         click.echo(plan, err=True)
         if not is_terminal():
-            raise click.UsageError(NO_TERMINAL)
+            raise click.UsageError(
+                "this is not a terminal, so no question can be answered: give --yes or "
+                "--dry-run"
+            )
         try:
             agreed = click.confirm("Go on?", err=True)
         except click.Abort:

@@ -109,8 +109,6 @@ def run(
     def acts(plan: PlaybookResult) -> bool:
         return any(s.status == "planned" for s in plan.steps)
 
-    if any(step.do for step in read.steps):
-        consent.refuse_without_terminal()
-    else:
+    if not any(step.do for step in read.steps):
         consent = replace(consent, yes=True)  # checks need no consent
     sys.exit(carry_out(target, make, form, consent, acts).exit_status())

@@ -55,7 +55,6 @@ def test_the_text_of_one() -> None:
         (["run", "observe"], "which cluster? give ADDRESS"),
         (["run", "observe", "--estimator", "x"], "choose from"),
         (["run", "before-training", "a"], "call clustertune.run_playbook(client"),
-        (["run", "between-runs", "a"], "no question can be answered: give --yes"),
         (["run", "--show", "x"], "the playbook x cannot be read: No such file"),
         (["run", "--lint"], "give PLAYBOOK"),
         (["run", "--lint", "/no.yaml"], "cannot be read: No such file or directory"),
@@ -120,6 +119,9 @@ def test_a_change_needs_consent(
     plan = run(*command, "--dry-run")
     assert plan.exit_code == 0, plan.output
     assert "planned" in plan.stdout
+    alone = run(*command)
+    assert (alone.exit_code, alone.stdout) == (2, "")
+    assert "no question can be answered: give --yes" in " ".join(alone.stderr.split())
     monkeypatch.setattr("clustertune.cli.options.is_terminal", lambda: True)
     refused = CliRunner().invoke(main, command, input="n\n")
     assert refused.exit_code == 4
