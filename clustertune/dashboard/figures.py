@@ -123,13 +123,6 @@ NO_THRESHOLDS = (
 )
 
 
-def _chart(**options: Any) -> Any:
-    """Return a figure as wide as its column. Bokeh's types lack pairs as ranges."""
-    return figure(
-        toolbar_location=None, tools="", sizing_mode="stretch_width", **options
-    )
-
-
 class Memory:
     """One bar for each worker, with the worker's own thresholds as ticks.
 
@@ -142,7 +135,11 @@ class Memory:
         self.ticks = source(*_TICK)
         self.caption, self.notes = html(), html()
         self.caption.text = CAPTION
-        self.chart = _chart(height=120, x_range=(0, 1), y_range=(1, 0))
+        untyped: Any = figure  # Bokeh's types lack pairs as ranges
+        self.chart = untyped(
+            height=120, x_range=(0, 1), y_range=(1, 0), toolbar_location=None, tools="",
+            sizing_mode="stretch_width",
+        )  # fmt: skip
         self.roots = (self.caption, self.chart, self.notes)
         bars = self.chart.hbar_stack(
             names, y="y", height=0.62, source=self.source, line_color=None,
