@@ -114,6 +114,8 @@ class Goal:
 
     workload: Profile
     workload_chosen: bool = True  # whether the user named the workload
+    #: whether the workload is that of a model, whose parameters change its profile
+    model_given: bool = False
     imported: frozenset[str] = frozenset()  # libraries imported in the client's process
     #: "fit": as many as the memory of the fit needs; "adaptive": within the bounds of
     #: adaptive scaling, for this call

@@ -44,16 +44,12 @@ def prepare(view: View, model: str | None = None, **arguments: Literal) -> str:
     variables = {"eval_set": "eval_set"} if len(view.layouts) > 1 else {}
     own: dict[str, Literal] = {}
     profile = view.goal.workload
-    if model or (view.goal.workload_chosen and profile.name != "generic"):
-        # the name of a workload does not have what these profiles know of the model
-        if model or profile.needs_all_classes or profile.stops_early:
-            variables["estimator"] = model or "model"
-        else:
-            own["estimator"] = profile.name
+    if model or view.goal.model_given:
+        variables["estimator"] = model or "model"
+    elif view.goal.workload_chosen and profile.name != "generic":
+        own["estimator"] = profile.name
     if view.goal.workers is not None:
         own["workers"] = sort_ids(view.goal.workers)
-    if "estimator" in arguments:
-        variables.pop("estimator", None)
     texts = [f"{name}={variable}" for name, variable in variables.items()]
     texts += [f"{name}={code(value)}" for name, value in (own | arguments).items()]
     return prepare_again(view.layouts[0].arguments if view.layouts else (), *texts)
