@@ -91,12 +91,14 @@ def _amount(
     size: int | Unknown, labels: list[str], view: View
 ) -> tuple[str, Float64s | None]:
     """Return the size of the data as text, and the free memory if it is unknown."""
-    free, may = _room(view), layouts.weights(view) > 0
-    free = free[may] if may.any() else free  # paused workers may run again
+    may = layouts.weights(view) > 0
+    may = may if may.any() else ~may  # paused workers may run again
+    free, known = _room(view)[may], memory.thresholds_known(view)[may].all()
     if not isinstance(size, Unknown):
-        memory.refuse_too_much(labels, size, free)
+        if known:
+            memory.refuse_too_much(labels, size, free)
         return bytes_text(size), None
-    if not len(free) or not memory.thresholds_known(view):
+    if not len(free) or not known:
         return "of unknown size", None
     return f"of unknown size; no more than {bytes_text(free.sum())}", free
 

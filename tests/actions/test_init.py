@@ -15,7 +15,15 @@ import pytest
 import clustertune
 from clustertune import checks
 from clustertune.actions import ACTIONS
-from clustertune.core.model import Layout, Load, Moves, Step, Unknown, View
+from clustertune.core.model import (
+    Layout,
+    Load,
+    Moves,
+    OtherVersions,
+    Step,
+    Unknown,
+    View,
+)
 from clustertune.errors import CapacityError, NoWorkersError
 from tests.builders import collection, layout, view, worker
 from tests.memory_cluster import MemoryCluster
@@ -191,6 +199,12 @@ def test_what_cannot_fit_is_not_loaded() -> None:
     vague = [replace(w, facts=Unknown("not read")) for w in small]
     (step,) = propose("load", view(vague, [layout([10], None, total_bytes=None)]))
     assert (step.args.free_memory, "(of unknown size)" in step.summary) == (None, True)
+    (step,) = propose("load", view(vague, [data]))  # they may have enough memory
+    assert "load X, y (2.3 KiB)" in step.summary
+    unfit = replace(small[1], facts=OtherVersions("it runs Python 3.9"))
+    data = layout([10], None, total_bytes=None)
+    (step,) = propose("load", view([small[0], unfit], [data]))
+    assert step.args.free_memory.tolist() == [600.0]
     other = layout([10], [0], ("eval_set[0].X",), label="eval_set[0]")
     lazy = layout([10], None, row_bytes={"X": 30, "y": 8})
     assert propose("load", view(small, [lazy]))
