@@ -205,11 +205,12 @@ def propose_moves(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
             "they are paused, closing or not named in workers=. Free memory there, "
             "start other workers, or name others"
         )
-    budget = free_memory(view)
+    budget, found = free_memory(view), view.layouts
+    if view.goal.workload.eval_copies:  # replicate places eval sets; replicas stay
+        budget = np.maximum(0.0, budget - held_bytes(found[1:], len(budget)))
+        found = found[:1]
     placed: set[Key] = set()
-    for layout in view.layouts:
-        if layout is not view.layouts[0] and view.goal.workload.eval_copies:
-            continue  # replicate places it with the training data
+    for layout in found:
         keys = {key for m in layout.collections for key in m.keys}
         # partitions that an eval set shares with the training data are placed with it
         if not (layout.loaded and layout.aligned and keys.isdisjoint(placed)):

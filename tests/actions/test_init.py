@@ -298,6 +298,17 @@ def test_rebalance_leaves_eval_sets_the_room_that_is_left() -> None:
     assert set(targets(step)) == {"X", "y"}
 
 
+def test_rebalance_leaves_room_for_replicas_of_eval_sets() -> None:
+    """Each worker keeps its replica, so the smaller one gets one partition fewer."""
+    small = worker(1, memory_limit=3200, process=0)  # 1,920 bytes fit
+    valid = layout([10], [[0, 1]], ("Xv", "yv"), label="eval_set[0]")
+    seen = view([worker(0), small], [layout([10] * 4, [0] * 4), valid])
+    workload = replace(seen.goal.workload, eval_copies=True)
+    seen = replace(seen, goal=replace(seen.goal, workload=workload))
+    (step,) = propose("rebalance", seen)
+    assert step.args.count == 2
+
+
 @pytest.mark.parametrize("first", [0, 3])
 def test_rebalance_places_no_partition_twice(first: int) -> None:
     """An eval set that is part of the training data, or shares some, is placed once."""
