@@ -313,8 +313,9 @@ def savings(view: View) -> tuple[str, ...]:
     found = []
     if X.itemsize == FLOAT64 and variable(X.label) == "X":
         found.append(remedies.to_float32(X))
-    if _other_keys(view)[weights(view) > 0].any():
-        found.append(remedies.release(view))
+    line = remedies.release(view)
+    if line and _other_keys(view)[weights(view) > 0].any():
+        found.append(line)
     return tuple(found)
 
 

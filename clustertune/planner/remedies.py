@@ -83,10 +83,14 @@ def load(view: View) -> str:
 
 
 def release(view: View) -> str:
-    """Return a call that releases all data of this client except the given data."""
+    """Return a call that releases all data of this client except the given data.
+
+    It is empty if none of that is in memory: such a call raises an error.
+    """
+    if not any(m.loaded for m in view.collections):
+        return ""
     evals = ["eval_set"] if len(view.layouts) > 1 else []
-    labels = view.layouts[0].arguments if view.layouts else ()
-    kept = ", ".join([*_variables(labels), *evals])
+    kept = ", ".join([*_variables(view.layouts[0].arguments), *evals])
     return f"clustertune.release_data(client, keep=[{kept}])"
 
 
@@ -372,8 +376,8 @@ def free_memory(view: View, workers: Sequence[WorkerSnapshot]) -> Fix:
     if worst.unmanaged > worst.managed:
         return trim(view, workers)
     text = "Delete collections that you do not need with `del`."
-    if view.layouts:
-        text += f" `{release(view)}` releases all other data of this client."
+    if line := release(view):
+        text += f" `{line}` releases all other data of this client."
     if more := _more_memory(view):
         text += f" If that is not enough, run `{more}`."
     return Fix(text)

@@ -243,10 +243,11 @@ def test_the_check_prints_a_wide_range() -> None:
 def test_the_cheapest_come_first() -> None:
     """Changes are sorted by effort, each with its effect, and all suffice."""
     some = [
-        worker(i, memory_limit=2200 * MIB, process=600 * MIB, managed=500 * MIB)
+        worker(i, memory_limit=2200 * MIB, process=1100 * MIB, managed=1000 * MIB)
         for i in range(2)
     ]
-    seen = view(some, [lazy(1000 * MIB)], workload=TRIPLE)
+    X = layout([1, 1], [0, 1], ["X"], {"X": 500 * MIB})
+    seen = view(some, [X], workload=TRIPLE)
     more, larger = forecast.ways(seen)
     assert more == (
         '`X = clustertune.prepare(client, X, estimator="t", n_workers=4).X` '
@@ -275,8 +276,9 @@ def test_no_single_change_is_enough() -> None:
 
 
 def test_what_makes_the_need_smaller() -> None:
-    """Features of eight bytes, and keys of other data, if there are any."""
+    """Features of eight bytes, and keys of other data, if there is data to keep."""
     assert len(forecast.savings(view([small(0)], [lazy(600)]))) == 1
+    assert len(forecast.savings(view([small(0, managed=100)], [lazy(600)]))) == 1
     narrow = layout([1], None, ["X"], {"X": 600}, itemsize=4)
     assert not forecast.savings(view([small(0)], [narrow]))
     types = {"float64": ("a",), "string": ("b",)}
