@@ -187,11 +187,9 @@ def memory_settings(view: View) -> Iterator[Finding]:
 
 
 def _no_limit(view: View, workers: Sequence[WorkerSnapshot]) -> Finding:
-    hosts = {w.host for w in workers}
-    there = [w for w in without_parking(view.now) if w.host in hosts]
-    share = remedies.host_share(there)
+    share = remedies.host_share(workers, without_parking(view.now))
     fix = remedies.Fix("Start these workers with `--memory-limit auto`.")
-    if not isinstance(share, Unknown):
+    if not isinstance(share, Unknown) and share > 0:
         fix = remedies.resize(view, workers, memory_limit=share)
     return info(
         message=f"{plural(len(workers), 'worker has', 'workers have')} no memory "

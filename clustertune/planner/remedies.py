@@ -394,19 +394,26 @@ def trim(view: View, workers: Sequence[WorkerSnapshot]) -> Fix:
 def _more_memory(view: View) -> str:
     """Return a call for more memory: higher limits if the hosts allow, or a worker."""
     workers = view.now.workers
-    share, highest = host_share(workers), max(w.memory_limit for w in workers)
+    share, highest = host_share(workers, workers), max(w.memory_limit for w in workers)
     may = may_restart(view, workers)
     if may and not isinstance(share, Unknown) and share > 1.1 * highest:
         return on_workers("resize_workers", (), memory_limit=limit(share)).remedy
     return scale(view, len(workers) + 1) if view.now.can_scale is None else ""
 
 
-def host_share(workers: Sequence[WorkerSnapshot]) -> float | Unknown:
-    """Return the memory per worker on the host that has least for each worker."""
-    shares: list[float] = []
-    for group in by_host(workers).values():
+def host_share(
+    workers: Sequence[WorkerSnapshot], there: Sequence[WorkerSnapshot]
+) -> float | Unknown:
+    """Return the memory that the hosts have for each of these workers.
+
+    It is an equal share, or less if other workers ``there`` have higher limits.
+    """
+    shares, groups = list[float](), by_host(there)
+    for host, some in by_host(workers).items():
+        group, changed = groups[host], {w.id for w in some}
         memory = host_memory(group)
         if isinstance(memory, Unknown):
             return memory
-        shares.append(memory / len(group))
-    return min(shares)
+        kept = sum(w.memory_limit for w in group if w.id not in changed)
+        shares += [memory / len(group), (memory - kept) / len(some)]
+    return min(shares, default=0.0)

@@ -295,6 +295,10 @@ def test_larger_workers_keep_their_limits() -> None:
     text = forecast.ways(view(some, [lazy(1200)], workload=TRIPLE))[-1]
     assert text.startswith("`clustertune.resize_workers(client, memory_limit=")
     assert "workers=[0])` (then" in text
+    # hosts have to have the memory of all limits
+    some = [small(0, memory_limit=5000, host_memory=7000), small(1, host_memory=7000)]
+    text = forecast.ways(view(some, [lazy(1200)], workload=TRIPLE))[-1]
+    assert text.startswith("start workers with --memory-limit 2.7KiB (")
 
 
 @pytest.mark.parametrize("lack", [{"host_memory": 1200}, {"nanny": None}])
