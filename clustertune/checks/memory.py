@@ -413,8 +413,7 @@ def _uncertain(needs: Sequence[Need]) -> Finding:
         f"{bytes_text(worst.total)} and {bytes_text(worst.most)} on "
         f"{workers_text([worst.worker.id])}, as trees may have fewer nodes than the "
         "model allows, and free memory may stay in the process",
-        remedy="Use a smaller max_depth, num_leaves or max_bin, or larger workers: "
-        "`clustertune.resize_workers(client, memory_limit=...)`",
+        remedy="Use a smaller max_depth, num_leaves or max_bin, or larger workers.",
         subject=tuple(need.worker.id for need in needs),
     )
 
