@@ -91,12 +91,14 @@ def _amount(
     size: int | Unknown, labels: list[str], view: View
 ) -> tuple[str, Float64s | None]:
     """Return the size of the data as text, and the free memory if it is unknown."""
-    free, may = _room(view), layouts.weights(view) > 0
-    free = free[may] if may.any() else free  # paused workers may run again
+    may = layouts.weights(view) > 0
+    may = may if may.any() else ~may  # paused workers may run again
+    free, known = _room(view)[may], memory.thresholds_known(view)[may].all()
     if not isinstance(size, Unknown):
-        memory.refuse_too_much(labels, size, free)
+        if known:
+            memory.refuse_too_much(labels, size, free)
         return bytes_text(size), None
-    if not len(free) or not memory.thresholds_known(view):
+    if not len(free) or not known:
         return "of unknown size", None
     return f"of unknown size; no more than {bytes_text(free.sum())}", free
 
@@ -203,11 +205,12 @@ def propose_moves(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
             "they are paused, closing or not named in workers=. Free memory there, "
             "start other workers, or name others"
         )
-    budget = free_memory(view)
+    budget, found = free_memory(view), view.layouts
+    if view.goal.workload.eval_copies:  # replicate places eval sets; replicas stay
+        budget = np.maximum(0.0, budget - held_bytes(found[1:], len(budget)))
+        found = found[:1]
     placed: set[Key] = set()
-    for layout in view.layouts:
-        if layout is not view.layouts[0] and view.goal.workload.eval_copies:
-            continue  # replicate places it with the training data
+    for layout in found:
         keys = {key for m in layout.collections for key in m.keys}
         # partitions that an eval set shares with the training data are placed with it
         if not (layout.loaded and layout.aligned and keys.isdisjoint(placed)):

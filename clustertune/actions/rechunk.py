@@ -35,7 +35,7 @@ from clustertune.core.model import (
     attached_result,
 )
 from clustertune.core.wording import bytes_text, names_text, plural
-from clustertune.errors import AlignmentError, CapacityError
+from clustertune.errors import CapacityError
 from clustertune.planner import chunking, contents, layouts
 from clustertune.planner.chunking import Division
 from clustertune.planner.hosts import place_on_hosts
@@ -53,14 +53,12 @@ _FREEING = (
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each loaded layout with findings that rechunking fixes.
 
-    Raises ``AlignmentError`` if fewer partitions than workers were requested;
-    ``CapacityError`` if required new partitions, together with the old ones, do not fit
-    below the thresholds at which workers spill.
+    Raises ``CapacityError`` if required new partitions, together with the old ones, do
+    not fit below the thresholds at which workers spill.
     """
     wrong = [f for f in findings if f.fixed_by == "rechunk"]
     if not view.eligible_workers:
         return
-    _refuse_too_few(view)
     taken = np.zeros(len(view.now.workers))
     for layout in view.layouts:
         labels = set(layout.labels)
@@ -76,16 +74,6 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
             changed = [m for m in layout.collections if m.label in cut]
             taken = taken + layouts.recut_bytes(recut, changed)[1]
         yield step
-
-
-def _refuse_too_few(view: View) -> None:
-    """Refuse fewer partitions than workers, before any partition is released."""
-    wanted, n_workers = view.goal.rechunk, len(view.eligible_workers)
-    if not isinstance(wanted, bool) and wanted < n_workers and view.layouts:
-        raise AlignmentError(
-            f"rechunk={wanted}, but {n_workers} workers will train, and each needs a "
-            f"partition. Give at least {n_workers}, or fewer workers in workers="
-        )
 
 
 def _best_step(

@@ -30,7 +30,7 @@ from clustertune.core.wording import (
 from clustertune.planner import contents, remedies
 from clustertune.planner.contents import Classes
 from clustertune.planner.layouts import home_workers, weights
-from clustertune.planner.memory import free_memory
+from clustertune.planner.memory import free_memory, thresholds_known
 
 CERTAIN = 6.0  # standard errors: more than chance explains
 FAR = 0.3  # standard deviations: less does not change a model much
@@ -348,8 +348,9 @@ def _too_large(
     layout: Layout, groups: contents.Groups, view: View
 ) -> Iterator[Finding]:
     """Find groups for which no worker has enough memory."""
-    rooms = free_memory(view)[weights(view) > 0]
-    if not layout.loaded or not len(rooms):
+    may = weights(view) > 0
+    rooms = free_memory(view)[may]
+    if not layout.loaded or not len(rooms) or not thresholds_known(view)[may].all():
         return
     rows = np.unique(groups.values, return_inverse=True)[1].reshape(-1)
     sizes = np.bincount(rows, groups.counts)

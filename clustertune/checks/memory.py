@@ -187,11 +187,9 @@ def memory_settings(view: View) -> Iterator[Finding]:
 
 
 def _no_limit(view: View, workers: Sequence[WorkerSnapshot]) -> Finding:
-    hosts = {w.host for w in workers}
-    there = [w for w in without_parking(view.now) if w.host in hosts]
-    share = remedies.host_share(there)
+    share = remedies.host_share(workers, without_parking(view.now))
     fix = remedies.Fix("Start these workers with `--memory-limit auto`.")
-    if not isinstance(share, Unknown):
+    if not isinstance(share, Unknown) and share > 0:
         fix = remedies.resize(view, workers, memory_limit=share)
     return info(
         message=f"{plural(len(workers), 'worker has', 'workers have')} no memory "
@@ -415,8 +413,7 @@ def _uncertain(needs: Sequence[Need]) -> Finding:
         f"{bytes_text(worst.total)} and {bytes_text(worst.most)} on "
         f"{workers_text([worst.worker.id])}, as trees may have fewer nodes than the "
         "model allows, and free memory may stay in the process",
-        remedy="Use a smaller max_depth, num_leaves or max_bin, or larger workers: "
-        "`clustertune.resize_workers(client, memory_limit=...)`",
+        remedy="Use a smaller max_depth, num_leaves or max_bin, or larger workers.",
         subject=tuple(need.worker.id for need in needs),
     )
 

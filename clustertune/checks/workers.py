@@ -166,13 +166,15 @@ def unresponsive_workers(view: View, *, max_seconds: float = 30.0) -> Iterator[F
     ----------
     max_seconds
         Seconds without a heartbeat, above which the check reports a worker. 5 s are
-        enough if it did not answer a request either.
+        enough if it did not answer a request either, and more on a large cluster.
     """
+    # Dask's heartbeat interval grows with the number of workers
+    answers = ANSWERS + len(view.now.workers) / 50
     silent = [
         w
         for w in view.now.workers
         if w.heartbeat_age
-        > (ANSWERS if isinstance(w.details, Unknown) else max_seconds)
+        > (answers if isinstance(w.details, Unknown) else max_seconds)
     ]
     if not silent:
         return

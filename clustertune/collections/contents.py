@@ -293,8 +293,8 @@ def of_need(
 ) -> Look | None:
     """Return how to read a collection for what the goal needs; None: not at all."""
     profile, role = goal.workload, variable(info.label)
-    if role == "qid" and goal.workload.whole_groups:
-        return content.runs
+    if role == "qid" and profile.groups:
+        return content.runs if profile.whole_groups else content.without_group
     if role == "y" and training and profile.needs_all_classes is not False:
         return partial(content.classes, most=max(ROWS, n_workers))
     if role == "y" and training and profile.random_order:

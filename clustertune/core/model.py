@@ -114,6 +114,8 @@ class Goal:
 
     workload: Profile
     workload_chosen: bool = True  # whether the user named the workload
+    #: whether the workload is that of a model, whose parameters change its profile
+    model_given: bool = False
     imported: frozenset[str] = frozenset()  # libraries imported in the client's process
     #: "fit": as many as the memory of the fit needs; "adaptive": within the bounds of
     #: adaptive scaling, for this call
@@ -414,7 +416,7 @@ class Plan:
     steps: tuple[Step, ...] = ()
     refused: tuple[Refusal, ...] = ()
     needs: tuple[str, ...] = ()  # facts that further planning needs
-    notes: tuple[str, ...] = ()  # work that it would interrupt or wait for
+    notes: tuple[str, ...] = ()  # running tasks for which it waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -475,10 +477,7 @@ class Cluster(Protocol):
         """Load all lazy collections in one computation."""
 
     async def scale(self, n_workers: int, notify: Notify) -> Result:
-        """Scale the cluster to ``n_workers`` and wait until they run.
-
-        New workers have the given size, or by default that of the cluster object.
-        """
+        """Scale the cluster to ``n_workers`` and wait until they run."""
 
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:
         """Change the bounds of adaptive scaling."""

@@ -75,7 +75,7 @@ class Report(Results):
     error
         Why the call failed; empty if it did not.
     notes
-        Further information: running tasks that a plan would interrupt, a history that
+        Further information: running tasks for which a plan waits, a history that
         cannot be written, or a scheduler with too much to check.
     """
 

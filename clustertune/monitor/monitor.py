@@ -536,7 +536,8 @@ async def _facts(
 ) -> Mapping[str, WorkerFacts | Unknown]:
     """Return the facts of workers and nannies by address; read missing ones.
 
-    A worker that did not answer gets another request after a minute.
+    A worker that did not answer, or whose nanny did not, gets another request after a
+    minute.
     """
     cached, now = known(client), monotonic()
     processes = {a: _process(a, entry) for a, entry in workers.items()}
@@ -544,7 +545,7 @@ async def _facts(
         a
         for a, p in processes.items()
         if p in cached.approved
-        and isinstance(cached.facts.get(p), Unknown | None)
+        and not _is_complete(cached.facts.get(p))
         and now - cached.requested.get(p, -SILENCE) >= SILENCE
     ]
     cached.requested.update({processes[a]: now for a in new})
@@ -556,13 +557,20 @@ async def _facts(
         ),
     )
     for a, answer in answers.items():
-        parse = partial(_worker_facts, terminate=limits.get(a))
-        cached.facts[processes[a]] = read_answer(answer, parse)
+        found = read_answer(answer, partial(_worker_facts, terminate=limits.get(a)))
+        if not isinstance(found, Unknown) or processes[a] not in cached.facts:
+            cached.facts[processes[a]] = found
     others = {p: OtherVersions(f"it {text}") for p, text in cached.objections.items()}
     return {
         a: others.get(p) or cached.facts.get(p, NO_VERSIONS)
         for a, p in processes.items()
     }
+
+
+def _is_complete(facts: WorkerFacts | Unknown | None) -> bool:
+    if not isinstance(facts, WorkerFacts):
+        return False
+    return not isinstance(facts.thresholds.terminate, Unknown)
 
 
 def _worker_facts(answer: Mapping[str, Any], terminate: Any) -> WorkerFacts:

@@ -99,6 +99,7 @@ def check(
         given=given,
         goal=Goal(
             workload=profile,
+            model_given=not isinstance(estimator, str | None),
             training_eval_sets=inputs.evaluated(given),
             tolerance=fractions["tolerance"],
             memory_fraction=fractions["memory_fraction"],

@@ -408,6 +408,7 @@ def _goal(given: inputs.Inputs, profile: Profile, options: Options) -> Goal:
     return Goal(
         workload=profile,
         workload_chosen=options.estimator is not None,
+        model_given=not isinstance(options.estimator, str | None),
         imported=frozenset(PACKAGES & sys.modules.keys()),
         n_workers=arguments.workers_wanted("n_workers", options.n_workers),
         restart=arguments.restarting("restart", options.restart),

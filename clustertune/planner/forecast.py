@@ -287,11 +287,12 @@ def ways(view: View) -> tuple[str, ...]:
         if view.goal.workers is None and view.now.can_scale is None:
             more = f"`{remedies.prepare(view, n_workers=enough)}`"
         found.append(f"{more} {_result(view, enough)}")
-    nbytes, share = needed_limit(view), remedies.host_share(view.now.workers)
+    nbytes = needed_limit(view)
     size = bytes_text(nbytes)
     larger = f"start workers with --memory-limit {size.replace(' ', '')}"
     lacking = [need.worker for need in short(_known(view))]
     may = remedies.may_restart(view, lacking)
+    share = remedies.host_share(lacking, view.now.workers)
     if may and not isinstance(share, Unknown) and share >= nbytes:
         # a limit for all would be lower than that of larger workers
         every = len(lacking) == sum(w.is_counted for w in view.now.workers)
@@ -313,8 +314,9 @@ def savings(view: View) -> tuple[str, ...]:
     found = []
     if X.itemsize == FLOAT64 and variable(X.label) == "X":
         found.append(remedies.to_float32(X))
-    if _other_keys(view)[weights(view) > 0].any():
-        found.append(remedies.release(view))
+    line = remedies.release(view)
+    if line and _other_keys(view)[weights(view) > 0].any():
+        found.append(line)
     return tuple(found)
 
 

@@ -135,12 +135,12 @@ def home_ids(layout: Layout, view: View) -> tuple[str | int | None, ...]:
 def former_homes(layout: Layout, view: View) -> Targets | None:
     """Return the homes that the goal wants restored; None: some worker is not there."""
     former = view.goal.placement.get(layout.label, ())
-    index = {w.id: i for i, w in enumerate(view.now.workers) if view.eligible(w)}
-    if len(former) != layout.collections[0].n_partitions or not index.keys() >= set(
-        former
-    ):
+    there = enumerate(view.now.workers)
+    index: dict[object, int] = {w.id: i for i, w in there if view.eligible(w)}
+    homes = [index.get(id, -1) for id in former]
+    if len(homes) != layout.collections[0].n_partitions or -1 in homes:
         return None
-    return np.array([index[id] for id in former if id is not None], dtype=np.int64)
+    return np.array(homes, dtype=np.int64)
 
 
 def largest(held: HeldBytes, n_partitions: int) -> tuple[Int64s, Int64s]:

@@ -22,6 +22,7 @@ import numpy as np
 
 from clustertune.core import rules
 from clustertune.core.model import (
+    Bools,
     Finding,
     Float64s,
     Run,
@@ -171,9 +172,9 @@ def free_memory(view: View) -> Float64s:
     return np.array(found, dtype=np.float64)
 
 
-def thresholds_known(view: View) -> bool:
-    """Return whether the spill threshold of every worker is known."""
-    return not any(isinstance(free, Unknown) for free in _free(view))
+def thresholds_known(view: View) -> Bools:
+    """Return for each worker whether its spill threshold is known."""
+    return np.array([not isinstance(f, Unknown) for f in _free(view)], dtype=np.bool_)
 
 
 def _given_bytes(view: View) -> Float64s:

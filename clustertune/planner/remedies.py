@@ -44,16 +44,12 @@ def prepare(view: View, model: str | None = None, **arguments: Literal) -> str:
     variables = {"eval_set": "eval_set"} if len(view.layouts) > 1 else {}
     own: dict[str, Literal] = {}
     profile = view.goal.workload
-    if model or (view.goal.workload_chosen and profile.name != "generic"):
-        # the name of a workload does not have what these profiles know of the model
-        if model or profile.needs_all_classes or profile.stops_early:
-            variables["estimator"] = model or "model"
-        else:
-            own["estimator"] = profile.name
+    if model or view.goal.model_given:
+        variables["estimator"] = model or "model"
+    elif view.goal.workload_chosen and profile.name != "generic":
+        own["estimator"] = profile.name
     if view.goal.workers is not None:
         own["workers"] = sort_ids(view.goal.workers)
-    if "estimator" in arguments:
-        variables.pop("estimator", None)
     texts = [f"{name}={variable}" for name, variable in variables.items()]
     texts += [f"{name}={code(value)}" for name, value in (own | arguments).items()]
     return prepare_again(view.layouts[0].arguments if view.layouts else (), *texts)
@@ -87,10 +83,14 @@ def load(view: View) -> str:
 
 
 def release(view: View) -> str:
-    """Return a call that releases all data of this client except the given data."""
+    """Return a call that releases all data of this client except the given data.
+
+    It is empty if none of that is in memory: such a call raises an error.
+    """
+    if not any(m.loaded for m in view.collections):
+        return ""
     evals = ["eval_set"] if len(view.layouts) > 1 else []
-    labels = view.layouts[0].arguments if view.layouts else ()
-    kept = ", ".join([*_variables(labels), *evals])
+    kept = ", ".join([*_variables(view.layouts[0].arguments), *evals])
     return f"clustertune.release_data(client, keep=[{kept}])"
 
 
@@ -376,8 +376,8 @@ def free_memory(view: View, workers: Sequence[WorkerSnapshot]) -> Fix:
     if worst.unmanaged > worst.managed:
         return trim(view, workers)
     text = "Delete collections that you do not need with `del`."
-    if view.layouts:
-        text += f" `{release(view)}` releases all other data of this client."
+    if line := release(view):
+        text += f" `{line}` releases all other data of this client."
     if more := _more_memory(view):
         text += f" If that is not enough, run `{more}`."
     return Fix(text)
@@ -394,19 +394,26 @@ def trim(view: View, workers: Sequence[WorkerSnapshot]) -> Fix:
 def _more_memory(view: View) -> str:
     """Return a call for more memory: higher limits if the hosts allow, or a worker."""
     workers = view.now.workers
-    share, highest = host_share(workers), max(w.memory_limit for w in workers)
+    share, highest = host_share(workers, workers), max(w.memory_limit for w in workers)
     may = may_restart(view, workers)
     if may and not isinstance(share, Unknown) and share > 1.1 * highest:
         return on_workers("resize_workers", (), memory_limit=limit(share)).remedy
     return scale(view, len(workers) + 1) if view.now.can_scale is None else ""
 
 
-def host_share(workers: Sequence[WorkerSnapshot]) -> float | Unknown:
-    """Return the memory per worker on the host that has least for each worker."""
-    shares: list[float] = []
-    for group in by_host(workers).values():
+def host_share(
+    workers: Sequence[WorkerSnapshot], there: Sequence[WorkerSnapshot]
+) -> float | Unknown:
+    """Return the memory that the hosts have for each of these workers.
+
+    It is an equal share, or less if other workers ``there`` have higher limits.
+    """
+    shares, groups = list[float](), by_host(there)
+    for host, some in by_host(workers).items():
+        group, changed = groups[host], {w.id for w in some}
         memory = host_memory(group)
         if isinstance(memory, Unknown):
             return memory
-        shares.append(memory / len(group))
-    return min(shares)
+        kept = sum(w.memory_limit for w in group if w.id not in changed)
+        shares += [memory / len(group), (memory - kept) / len(some)]
+    return min(shares, default=0.0)

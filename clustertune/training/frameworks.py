@@ -131,8 +131,8 @@ def mirrored_worker(context: Any) -> Iterator[None]:
     if before != own:
         raise RuntimeError(
             f"this process has been a mirrored worker ({before}), and TensorFlow sets "
-            "that up only once in a process. Restart the worker: "
-            "clustertune.restart_workers(client, workers=...)"
+            "that up only once in a process. Restart the workers: "
+            "clustertune.restart_workers(client)"
         )
     if context.size > 1:
         context.agree = _any_worker_stops

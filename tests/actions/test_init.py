@@ -15,7 +15,15 @@ import pytest
 import clustertune
 from clustertune import checks
 from clustertune.actions import ACTIONS
-from clustertune.core.model import Layout, Load, Moves, Step, Unknown, View
+from clustertune.core.model import (
+    Layout,
+    Load,
+    Moves,
+    OtherVersions,
+    Step,
+    Unknown,
+    View,
+)
 from clustertune.errors import CapacityError, NoWorkersError
 from tests.builders import collection, layout, view, worker
 from tests.memory_cluster import MemoryCluster
@@ -191,6 +199,12 @@ def test_what_cannot_fit_is_not_loaded() -> None:
     vague = [replace(w, facts=Unknown("not read")) for w in small]
     (step,) = propose("load", view(vague, [layout([10], None, total_bytes=None)]))
     assert (step.args.free_memory, "(of unknown size)" in step.summary) == (None, True)
+    (step,) = propose("load", view(vague, [data]))  # they may have enough memory
+    assert "load X, y (2.3 KiB)" in step.summary
+    unfit = replace(small[1], facts=OtherVersions("it runs Python 3.9"))
+    data = layout([10], None, total_bytes=None)
+    (step,) = propose("load", view([small[0], unfit], [data]))
+    assert step.args.free_memory.tolist() == [600.0]
     other = layout([10], [0], ("eval_set[0].X",), label="eval_set[0]")
     lazy = layout([10], None, row_bytes={"X": 30, "y": 8})
     assert propose("load", view(small, [lazy]))
@@ -282,6 +296,17 @@ def test_rebalance_leaves_eval_sets_the_room_that_is_left() -> None:
     seen = view([worker(0), small], [layout([10] * 4, [0] * 4), valid])
     (step,) = propose("rebalance", seen)
     assert set(targets(step)) == {"X", "y"}
+
+
+def test_rebalance_leaves_room_for_replicas_of_eval_sets() -> None:
+    """Each worker keeps its replica, so the smaller one gets one partition fewer."""
+    small = worker(1, memory_limit=3200, process=0)  # 1,920 bytes fit
+    valid = layout([10], [[0, 1]], ("Xv", "yv"), label="eval_set[0]")
+    seen = view([worker(0), small], [layout([10] * 4, [0] * 4), valid])
+    workload = replace(seen.goal.workload, eval_copies=True)
+    seen = replace(seen, goal=replace(seen.goal, workload=workload))
+    (step,) = propose("rebalance", seen)
+    assert step.args.count == 2
 
 
 @pytest.mark.parametrize("first", [0, 3])

@@ -307,13 +307,7 @@ def test_whatever_the_partitions(rows, data):
             y = y.to_dask_dataframe()
         if loaded:
             X, y = await persisted(c, X, y)
-        try:
-            X2, y2 = p = await clustertune.prepare(c, X, y, rechunk=wanted)
-        except AlignmentError:
-            assert total < len(workers) or (
-                wanted is not True and wanted < len(workers)
-            )
-            return
+        X2, y2 = p = await clustertune.prepare(c, X, y, rechunk=wanted)
         found, labels = await values(c, X2, y2)
         np.testing.assert_array_equal(np.asarray(found), Xn)
         np.testing.assert_array_equal(np.asarray(labels), Xn[:, 0])

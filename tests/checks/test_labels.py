@@ -18,7 +18,7 @@ from clustertune.checks.labels import (
     query_groups,
     unshuffled_rows,
 )
-from clustertune.core.model import Contents, Severity
+from clustertune.core.model import Contents, Severity, Unknown
 from clustertune.errors import AlignmentError
 from clustertune.remote.worker import content
 from clustertune.remote.worker.content import labels
@@ -413,7 +413,7 @@ MIB = 2**20
 
 
 def find_large_groups(
-    *partitions, needs="together", loaded=True, limit=1000 * MIB, row_bytes=MIB
+    *partitions, needs="together", loaded=True, limit=1000 * MIB, row_bytes=MIB, **other
 ):
     """Return findings for data with these group ids, one for each row of a MiB."""
     looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
@@ -425,8 +425,8 @@ def find_large_groups(
         row_bytes={"X": row_bytes - 8},
         contents=looked,
     )
-    workers = [worker(i, memory_limit=limit, process=0) for i in range(2)]
-    seen = view(workers, [data])
+    own = {"memory_limit": limit, "process": 0}
+    seen = view([worker(0, **own), worker(1, **own, **other)], [data])
     workload = replace(seen.goal.workload, groups=needs)
     return list(query_groups(replace(seen, goal=replace(seen.goal, workload=workload))))
 
@@ -437,6 +437,10 @@ def find_large_groups(
         pytest.param({}, id="they fit"),
         pytest.param({"limit": 4 * MIB, "needs": ""}, id="groups may be cut"),
         pytest.param({"limit": 4 * MIB, "loaded": False}, id="not loaded"),
+        pytest.param(
+            {"limit": 4 * MIB, "facts": Unknown("it did not answer")},
+            id="another worker may have enough memory",
+        ),
     ],
 )
 def test_silent(how):

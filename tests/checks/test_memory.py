@@ -200,6 +200,9 @@ def test_no_limit():
     assert "1 worker has no memory limit" in finding.message
     # half of the host's memory, because another worker runs there
     assert 'memory_limit="32 GiB"' in finding.remedy
+    some = [worker(0, memory_limit=0), worker(1, memory_limit=48 * GIB)]
+    (finding,) = memory_settings(view(some))
+    assert 'memory_limit="16 GiB"' in finding.remedy
 
 
 # --- memory_settings: limits of a host ------------------------------------------------

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from dask.delayed import delayed
 from distributed import Client
-from xgboost.dask import DaskXGBClassifier
+from xgboost.dask import DaskXGBClassifier, DaskXGBRanker
 
 import clustertune
 from clustertune.core.model import Severity
@@ -190,6 +190,20 @@ def test_of_training_data(client: Client, name: str) -> None:
     for _ in range(lines):
         situation.apply(name, line)
     assert not situation.found(name)
+
+
+def test_the_model_is_named(client: Client) -> None:
+    """A ranker that sorts rows itself takes what the workload's name refuses."""
+    X = pd.DataFrame({"a": np.arange(N)})
+    parts = {"X": X, "y": X["a"], "qid": X["a"] % 7}
+    names = {
+        name: placed(client, cut(values, *[N // 4] * 4), [0, 0, 0, 1])
+        for name, values in parts.items()
+    }
+    names["model"] = DaskXGBRanker()
+    situation = Situation(client, names, estimator=names["model"])
+    situation.apply("uneven_rows")
+    assert not situation.found("uneven_rows")
 
 
 def test_replicas(client: Client) -> None:

@@ -141,6 +141,11 @@ def find_unresponsive_workers(seconds, ttl=300.0, **options):
 def test_silent_while_workers_speak():
     """A heartbeat may be late."""
     assert find_unresponsive_workers(10) == []
+    # the heartbeats of 1,000 workers are 6 s apart
+    late = {"heartbeat_age": 7, "details": Unknown("other versions")}
+    crowd = [worker(i, **late) for i in range(1000)]
+    assert list(unresponsive_workers(view(crowd))) == []
+    assert len(list(unresponsive_workers(view(crowd[:2])))) == 1
 
 
 @pytest.mark.parametrize(

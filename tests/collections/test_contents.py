@@ -43,9 +43,9 @@ def test_nothing_is_read_without_need():
 
 
 def test_groups():
-    """Group ids, also of eval sets, are read if groups must be whole."""
+    """Group ids, also of eval sets, are sent if groups must be whole."""
     wanted = goal(groups="together")
-    assert need("qid", goal(groups="anywhere")) is None
+    assert need("qid", goal(groups="anywhere")) is content.without_group
     assert need("qid", wanted) is content.runs
     assert need("eval_set[0].qid", wanted, training=False) is content.runs
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from distributed import Client, wait
+from xgboost.dask import DaskXGBRanker
 
 import clustertune
 from clustertune.errors import AlignmentError, RefusedError
@@ -224,6 +225,9 @@ def test_rows_without_a_group(client: Client, kind: str) -> None:
     y, qid = X[:, 0] if kind in ("array", "masked") else X["a"], missing_groups(kind)
     count = int((GROUPS == 3).sum())
     lightgbm = {"estimator": "lightgbm_rank", "progress": False}
+    if kind == "series":  # XGBoost's ranker would make one group of these rows
+        with pytest.raises(AlignmentError, match=f"{count} rows without a group"):
+            clustertune.prepare(client, X, y, qid=qid, estimator=DaskXGBRanker())
     with pytest.raises(AlignmentError, match=f"{count} rows without a group") as error:
         clustertune.prepare(client, X, y, qid=qid, **lightgbm)
     code = str(error.value).split("`")[1]

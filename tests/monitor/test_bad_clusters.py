@@ -11,7 +11,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Scheduler, Worker, wait
+from distributed import Client, Nanny, Scheduler, Worker, wait
 from distributed.core import Status
 from distributed.protocol import to_serialize
 
@@ -57,6 +57,10 @@ async def garbage(**_: Any) -> dict[str, Any]:
     return {"status": "OK", "result": to_serialize("garbage")}
 
 
+async def fail(**_: Any) -> dict[str, Any]:
+    raise ValueError(EVIL)
+
+
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_worker_answers_garbage(c: Any, s: Any, a: Any, b: Any) -> None:
     """Its facts are unknown with a reason; the other worker's are known."""
@@ -69,6 +73,17 @@ async def test_a_worker_answers_garbage(c: Any, s: Any, a: Any, b: Any) -> None:
     assert finding.severity is Severity.unknown
     assert finding.subject == (0,)
     assert "the worker's answer cannot be read" in finding.message
+
+
+@gen_cluster(client=True, nthreads=TWO[:1], Worker=Nanny)
+async def test_a_nanny_that_did_not_answer(c: Any, s: Any, a: Any) -> None:
+    """It is asked again after a minute, with its worker."""
+    answer, a.handlers["run"] = a.handlers["run"], fail
+    (finding,) = of(await clustertune.check(c), "memory_pressure")
+    assert "terminate threshold of worker 0 unknown" in finding.message
+    a.handlers["run"] = answer
+    monitor.known(c).requested.clear()
+    assert not of(await clustertune.check(c), "memory_pressure")
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -233,9 +248,6 @@ async def test_hostile_answers(c: Any, s: Any, a: Any, b: Any) -> None:
 
     async def lie(**_: Any) -> dict[str, Any]:
         return {"status": "OK", "result": to_serialize(answers)}
-
-    async def fail(**_: Any) -> dict[str, Any]:
-        raise ValueError(EVIL)
 
     await clustertune.check(c)
     a.handlers["run"], b.handlers["run"] = lie, fail

@@ -71,6 +71,14 @@ def test_groups_that_were_given_as_sizes() -> None:
     assert evals.argument == "eval_set[0].group"
 
 
+@pytest.mark.parametrize(("homes", "offered"), [(None, False), ([0], True)])
+def test_data_to_keep_is_in_memory(homes: list[int] | None, *, offered: bool) -> None:
+    """The call raises an error if nothing in ``keep=`` is in memory."""
+    full = [worker(0, process=2**30, managed=2**30)]
+    text = remedies.free_memory(view(full, [layout([10], homes)]), full).remedy
+    assert ("release_data" in text) is offered
+
+
 def test_a_random_order_keeps_groups_together() -> None:
     """Rows in random order would scatter each group, which a ranker refuses."""
     ranked = layout([10, 10], [0, 1], ("X", "y", "qid"))
