@@ -298,13 +298,13 @@ class RunningCall:
         report = journal.report(status, monotonic() - self._start, error)
         report = await history.note_call(call.name, journal, report)
         self._progress.finish(headlines(report) if shown else ())
-        stored = journal.outcomes or not error or call.keeps_refused
-        if stored and not call.dry_run:
+        if call.dry_run:
+            return report
+        if journal.outcomes or not error or call.keeps_refused:
             page = [facts(view, report.left) for view in journal.views[-1:]]
             await asyncio.shield(self.cluster.keep(report.to_json(), *page))
         # even if this call is being cancelled: others must learn what was done
-        refused = "" if call.dry_run else error
-        noted = journals.log_call(call.client, call.name, report, journal, refused)
+        noted = journals.log_call(call.client, call.name, report, journal, error)
         await asyncio.shield(noted)
         return report
 
