@@ -454,9 +454,16 @@ class Kubernetes(_OneSize):
         import kr8s
 
         try:
-            asked = off_loop(self.cluster.sync, self._bounds)
+            # the limit also ends the thread, which would wait as long as the server
+            limit = {"callback_timeout": ANSWER_TIMEOUT}
+            asked = off_loop(self.cluster.sync, self._bounds, **limit)
             found: Bounds | None = await within(asked, ANSWER_TIMEOUT)
-        except (httpx.HTTPError, kr8s.ServerError, asyncio.TimeoutError) as error:
+        except (
+            httpx.HTTPError,
+            kr8s.APITimeoutError,
+            kr8s.ServerError,
+            asyncio.TimeoutError,
+        ) as error:
             return Unknown(f"Kubernetes did not answer ({error!r})")
         return found
 
