@@ -437,7 +437,7 @@ def _attempts(work: _Work, prepared: Prepared) -> Any:
                 work.refuse(loss, error)
             else:
                 with work.verifying():
-                    prepared.verify(settle=False)
+                    sync(work.client, prepared.verified)
         if loss is None:
             return work.finished(prepared)
         with work.naming_loss():
