@@ -246,7 +246,8 @@ class _Work:
             text = (
                 "clustertune had prepared the data: "
                 f"{printable('; '.join(headlines(prepared.report)))}. "
-                "clustertune.last_report(client) has the report"
+                "clustertune.last_report(client) has the last report: of that, or of a "
+                "later restart"
             )
             if hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note(text)
@@ -523,7 +524,8 @@ def fit(
         The data could not be prepared; see :func:`clustertune.prepare`.
     Exception
         The error of ``estimator.fit``, unchanged. From Python 3.11 on it has a note
-        about the preparation. :func:`clustertune.last_report` has the report.
+        about the preparation, whose report :func:`clustertune.last_report` returns if
+        no worker was restarted since.
 
     Examples
     --------
