@@ -175,8 +175,8 @@ class CheckpointFile:
         if problems:
             return problems[0]
         return (
-            f"the file system of {self.path} did not answer within {ANSWER:g} s; remove "
-            "the file if it is still there, or the next fit continues from it"
+            f"the file system of {self.path} did not answer within {ANSWER:g} s; "
+            "remove the file if it is still there, or the next fit continues from it"
         )
 
     def _remove(self) -> str:

@@ -52,6 +52,7 @@ logger = logging.getLogger("clustertune")
 PER_FEATURE = {"feature_weights"}
 #: options of prepare that apply to another attempt too; n_workers= could not be reached
 AGAIN = ("workers", "rechunk", "on_low_memory", "progress", "timeout")
+EVERY = 30.0  # seconds between two checkpoints
 #: note of a fit on one worker of each host
 BUSY_HOSTS = "if other programs use its CPUs, all workers in workers= can be faster"
 #: parameters of ``prepare`` that ``fit`` gives itself
@@ -452,7 +453,7 @@ def fit(
     y: Any = None,
     *,
     max_failures: int = 0,
-    checkpoint_every: str | float = "30s",
+    checkpoint_every: str | float | None = None,
     checkpoint_path: str | None = None,
     **options: Any,
 ) -> Any:
@@ -484,7 +485,8 @@ def fit(
         continues from the last checkpoint if the library is XGBoost or LightGBM,
         otherwise from the start, on the workers that are there. 0: a loss is an error.
     checkpoint_every
-        Seconds, or a duration, between two checkpoints, which the scheduler keeps.
+        Seconds, or a duration, between two checkpoints, which the scheduler keeps; 30 s
+        by default. Only with ``max_failures`` or ``checkpoint_path``.
     checkpoint_path
         Path or URL of a file for the checkpoints, so that a later call with the same
         path continues the training. The file is removed at the end of the training. A
@@ -538,8 +540,14 @@ def fit(
     _refuse_client(client, estimator)
     most = arguments.failures("max_failures", max_failures)
     path = arguments.file("checkpoint_path", checkpoint_path)
-    every = arguments.duration("checkpoint_every", checkpoint_every)
-    stored = bool(most or path)
+    stored, every = bool(most or path), EVERY
+    if checkpoint_every is not None:
+        every = arguments.duration("checkpoint_every", checkpoint_every)
+        if not stored:
+            raise TypeError(
+                "checkpoint_every= is for fits with max_failures= or checkpoint_path=; "
+                "others make no checkpoints"
+            )
     if stored:
         companion_names = [
             name for name in inputs.COMPANIONS if options.get(name) is not None
