@@ -83,7 +83,7 @@ class FunctionError(ClustertuneError):
 
 
 class TimedOutError(ClustertuneError, TimeoutError):
-    """The time limit was reached; data is complete unless the report counts losses."""
+    """The time limit was reached; the report, if any, has what was done and lost."""
 
 
 #: the request was refused before anything changed

@@ -24,7 +24,7 @@ from clustertune.remote.ending import within
 
 Bounds = tuple[int, float]
 
-#: for servers that need a number as the upper bound of adaptive scaling
+#: for Kubernetes, which needs a number as the upper bound of adaptive scaling
 MAX_WORKERS = 2**31 - 1
 ANSWER_TIMEOUT = 5  # seconds for a request to Kubernetes in each snapshot
 MAX_NAMES = 10_000  # of new workers that are compared with a retired one
@@ -54,8 +54,11 @@ class Adapter:
         )
 
     async def scale(self, n_workers: int, there: int) -> None:
-        """Request workers without waiting; the scheduler has ``there`` workers."""
-        raise NoWorkersError(f"n_workers={n_workers}: {self.obstacle(n_workers)}")
+        """Request workers without waiting; the scheduler has ``there`` workers.
+
+        It is called only if there is no :meth:`obstacle`.
+        """
+        raise NotImplementedError
 
     async def correct_state(self, missing: int) -> None:
         """Start up to ``missing`` planned workers again that have ended."""
@@ -65,11 +68,11 @@ class Adapter:
         return None
 
     async def adapt(self, minimum: int, maximum: float) -> None:
-        """Set the bounds of adaptive scaling; raise NoWorkersError if it is off."""
-        raise NoWorkersError(
-            f"clustertune has no adapter for {type(self.cluster).__name__}; run "
-            f"cluster.adapt(minimum={minimum}, maximum={maximum})"
-        )
+        """Set the bounds of adaptive scaling; raise NoWorkersError if it is off.
+
+        It is called only if :meth:`bounds` returned a pair.
+        """
+        raise NotImplementedError
 
     async def retired(self, id: str | int) -> None:
         """Prevent the manager from starting a retired worker again."""
@@ -392,11 +395,6 @@ class Gateway(_Served):
             "only the gateway's server knows; cluster.adapt(active=False) turns it off"
         )
 
-    async def adapt(self, minimum: int, maximum: float) -> None:
-        """Set the bounds. This also turns adaptive scaling on."""
-        most = None if math.isinf(maximum) else int(maximum)
-        await off_loop(self.cluster.adapt, minimum=minimum, maximum=most)
-
 
 class Saturn(_Served):
     """Clusters of Saturn Cloud (dask_saturn).
@@ -413,10 +411,6 @@ class Saturn(_Served):
 
     async def bounds(self) -> Unknown:
         return Unknown("only Saturn's server knows the bounds")
-
-    async def adapt(self, minimum: int, maximum: float) -> None:
-        """Set the bounds. This also turns adaptive scaling on."""
-        await off_loop(self.cluster.adapt, minimum, int(min(maximum, MAX_WORKERS)))
 
     def resize_obstacle(
         self, size: WorkerSize, workers: Sequence[WorkerSnapshot]
@@ -454,9 +448,16 @@ class Kubernetes(_OneSize):
         import kr8s
 
         try:
-            asked = off_loop(self.cluster.sync, self._bounds)
+            # the limit also ends the thread, which would wait as long as the server
+            limit = {"callback_timeout": ANSWER_TIMEOUT}
+            asked = off_loop(self.cluster.sync, self._bounds, **limit)
             found: Bounds | None = await within(asked, ANSWER_TIMEOUT)
-        except (httpx.HTTPError, kr8s.ServerError, asyncio.TimeoutError) as error:
+        except (
+            httpx.HTTPError,
+            kr8s.APITimeoutError,
+            kr8s.ServerError,
+            asyncio.TimeoutError,
+        ) as error:
             return Unknown(f"Kubernetes did not answer ({error!r})")
         return found
 

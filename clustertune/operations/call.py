@@ -67,7 +67,7 @@ from clustertune.operations import journal as journals
 from clustertune.operations.journal import Journal, error_text
 from clustertune.planner import guards
 from clustertune.planner import plan as planner
-from clustertune.remote.ending import within
+from clustertune.remote.ending import whole, within
 
 logger = logging.getLogger("clustertune")
 
@@ -247,20 +247,7 @@ class RunningCall:
         try:
             await within(work, self.call.timeout, once=True)
         except BaseException as error:
-            self.journal.note_losses(self.cluster.lost)
-            ours = await asyncio.shield(self._explained(error))
-            text = error_text(ours)
-            await asyncio.shield(self.cluster.put_bounds_back())
-            if place := await asyncio.shield(self.cluster.data.rescue()):
-                text += place
-                _add_place(ours, place)
-            else:
-                self.cluster.data.drop_made()
-            self.journal.stop()
-            # the caller sees an error itself, with what was done until then
-            shown = not isinstance(ours, Exception)
-            report = await self._conclude("failed", facts, text, shown=shown)
-            _attach(ours, report)
+            ours = await whole(self._failed(error, facts))
             if ours is error:
                 raise
             raise ours from error
@@ -268,12 +255,29 @@ class RunningCall:
         try:
             return await self._conclude(status(self.call.dry_run), facts)
         except BaseException as error:  # the caller gets no result
-            await asyncio.shield(self.cluster.put_bounds_back())
-            if place := await asyncio.shield(self.cluster.data.rescue()):
-                _add_place(error, place)
-            else:
-                self.cluster.data.drop_made()
+            await whole(self._clean_up(error))
             raise
+
+    async def _failed(self, error: BaseException, facts: Facts) -> BaseException:
+        """Clean up after an error, and report; return the error for the caller."""
+        self.journal.note_losses(self.cluster.lost)
+        ours = await self._explained(error)
+        text = error_text(ours) + await self._clean_up(ours)
+        self.journal.stop()
+        # the caller sees an error itself, with what was done until then
+        shown = not isinstance(ours, Exception)
+        report = await self._conclude("failed", facts, text, shown=shown)
+        _attach(ours, report)
+        return ours
+
+    async def _clean_up(self, error: BaseException) -> str:
+        """Restore bounds, and keep or drop what was made; return where the data is."""
+        await self.cluster.put_bounds_back()
+        if place := await self.cluster.data.rescue():
+            _add_place(error, place)
+        else:
+            self.cluster.data.drop_made()
+        return place
 
     async def _explained(self, error: BaseException) -> BaseException:
         """The time limit and a lost connection as errors of clustertune."""
@@ -295,13 +299,13 @@ class RunningCall:
         report = journal.report(status, monotonic() - self._start, error)
         report = await history.note_call(call.name, journal, report)
         self._progress.finish(headlines(report) if shown else ())
-        stored = journal.outcomes or not error or call.keeps_refused
-        if stored and not call.dry_run:
+        if call.dry_run:
+            return report
+        if journal.outcomes or not error or call.keeps_refused:
             page = [facts(view, report.left) for view in journal.views[-1:]]
             await asyncio.shield(self.cluster.keep(report.to_json(), *page))
         # even if this call is being cancelled: others must learn what was done
-        refused = "" if call.dry_run else error
-        noted = journals.log_call(call.client, call.name, report, journal, refused)
+        noted = journals.log_call(call.client, call.name, report, journal, error)
         await asyncio.shield(noted)
         return report
 

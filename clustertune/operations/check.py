@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -27,7 +27,7 @@ from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
 from clustertune.monitor.connection import sync
 from clustertune.operations import journal as journals
-from clustertune.operations.call import check_client, stuck_workers
+from clustertune.operations.call import Call, check_client, stuck_workers
 from clustertune.operations.journal import states_of
 from clustertune.planner import layouts, plan, suitability
 from clustertune.remote.ending import within
@@ -94,8 +94,9 @@ def check(
     profile = libraries.choose(estimator)
     inputs.refuse_groups(given, profile)
     fractions = settings.fractions()
-    request = CheckRequest(
+    call = Call(
         client=client,
+        name="check",
         given=given,
         goal=Goal(
             workload=profile,
@@ -105,26 +106,16 @@ def check(
             memory_fraction=fractions["memory_fraction"],
         ),
         workers=arguments.names("workers", workers),
-        deep=arguments.flag("deep", deep),
         timeout=arguments.duration("timeout", timeout),
+        dry_run=True,
+        progress=False,
     )
-    found: Report = sync(client, diagnose, request)
+    is_deep = arguments.flag("deep", deep)
+    found: Report = sync(client, diagnose, call, deep=is_deep)
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckRequest:
-    """The checked arguments of a call of ``check``."""
-
-    client: Client
-    given: inputs.Inputs
-    goal: Goal
-    workers: tuple[str | int, ...] | None
-    deep: bool = False
-    timeout: float
-
-
-async def diagnose(request: CheckRequest) -> Report:
+async def diagnose(call: Call, *, deep: bool) -> Report:
     """Look, read details, and run all checks.
 
     At the time limit, the report has what is known by then.
@@ -132,10 +123,10 @@ async def diagnose(request: CheckRequest) -> Report:
     configured, start = checks.configured(), monotonic()
     seen: list[View] = []
     try:
-        await within(see(request, seen), request.timeout)
+        await within(see(call, seen, deep=deep), call.timeout)
     except asyncio.TimeoutError:
-        limit = seconds_text(request.timeout)
-        causes = await stuck_workers(request.client, request.timeout)
+        limit = seconds_text(call.timeout)
+        causes = await stuck_workers(call.client, call.timeout)
         why = "; ".join([f"within {limit}", *(f.message for f in causes)])
         remedies = [f.remedy for f in causes]
         remedy = " ".join(remedies) or "Give `clustertune.check` a longer `timeout`."
@@ -151,9 +142,9 @@ async def diagnose(request: CheckRequest) -> Report:
     found = (*checks.run(view, configured), *plan.unmet_goals(view))
     # for the dashboard page and the metrics
     facts = journals.page_facts(view, found)
-    left = max(1.0, request.timeout - (monotonic() - start))
+    left = max(1.0, call.timeout - (monotonic() - start))
     with suppress(asyncio.TimeoutError):  # the caller still gets the report
-        await within(monitor.ask(request.client, "report", facts=facts), left)
+        await within(monitor.ask(call.client, "report", facts=facts), left)
     return Report(
         status="checked",
         seconds=monotonic() - start,
@@ -164,44 +155,44 @@ async def diagnose(request: CheckRequest) -> Report:
     )
 
 
-async def see(request: CheckRequest, seen: list[View]) -> None:
+async def see(call: Call, seen: list[View], *, deep: bool) -> None:
     """Append the view of the cluster, then of its data, then of the data's values."""
-    client, end = request.client, monotonic() + request.timeout
+    client, end = call.client, monotonic() + call.timeout
     cluster = LiveCluster(
         client,
-        request.given,
-        request.goal,
+        call.given,
+        call.goal,
         lambda: end - monotonic(),
         options=LookOptions(task_seconds=COUNT_SECONDS),
     )
-    await cluster.open(request.workers, needs=())
+    await cluster.open(call.workers, needs=())
     alone, _ = await monitor.look(client, [])
     alone = await inquiry.with_details(client, alone)
     runs = await inquiry.past_runs(client)
     seen.append(View(snapshots=(alone,), goal=cluster.goal, layouts=(), runs=runs))
-    if not tuple(request.given):
+    if not tuple(call.given):
         return
     view = await cluster.look(lambda *_: None)
     details = {w.address: w.details for w in alone.workers}
     now = monitor.with_values(view.now, "details", details, inquiry.NO_DETAILS)
     now = replace(now, survey=alone.survey)
     seen.append(replace(view, snapshots=(now,), runs=runs))
-    if request.deep:
-        seen.append(await _read(request, cluster, seen[-1]))
+    if deep:
+        seen.append(await _read(call, cluster, seen[-1]))
 
 
-async def _read(request: CheckRequest, cluster: LiveCluster, view: View) -> View:
+async def _read(call: Call, cluster: LiveCluster, view: View) -> View:
     """The view with a summary of the values of the data."""
     failures: dict[str, Mapping[int, str]] = {}
     found = await contents.read(
-        request.client,
-        request.given,
+        call.client,
+        call.given,
         await cluster.data.futures(),
         contents.of_everything(
-            request.given, whole_groups=request.goal.workload.whole_groups
+            call.given, whole_groups=call.goal.workload.whole_groups
         ),
         view,
-        approved=monitor.known(request.client).addresses,
+        approved=monitor.known(call.client).addresses,
         failures=failures,
     )
     read = tuple(contents.with_contents(x, found, failures) for x in view.layouts)

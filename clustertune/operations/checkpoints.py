@@ -15,7 +15,7 @@ from hashlib import sha256
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 from uuid import uuid4
 
@@ -37,6 +37,7 @@ from clustertune.remote.worker.rounds import Reports
 
 FORMAT = 3
 MAX_HEADER = 2**26  # bytes
+ANSWER = 60.0  # seconds for the file system to remove a file
 
 
 @dataclass(kw_only=True, eq=False)
@@ -162,19 +163,34 @@ class CheckpointFile:
         ]
 
     def remove(self) -> str:
-        """Remove the file after the last round; return what prevents it, or ""."""
-        filesystem, path = fsspec.url_to_fs(self.path)
-        with self.lock:
-            self.removed = True
-            try:
+        """Remove the file after the last round; return what prevents it, or "".
+
+        A thread removes it, since a file system may never answer.
+        """
+        self.removed = True
+        problems: list[str] = []
+        removing = Thread(target=lambda: problems.append(self._remove()), daemon=True)
+        removing.start()
+        removing.join(ANSWER)
+        if problems:
+            return problems[0]
+        return (
+            f"the file system of {self.path} did not answer within {ANSWER:g} s; "
+            "remove the file if it is still there, or the next fit continues from it"
+        )
+
+    def _remove(self) -> str:
+        try:
+            filesystem, path = fsspec.url_to_fs(self.path)
+            with self.lock:
                 if filesystem.exists(path):
                     filesystem.rm(path)
-            # a file system raises any error, and the model is fitted
-            except Exception as error:  # noqa: BLE001
-                return (
-                    f"{self.path} could not be removed, and the next fit would "
-                    f"continue from it: {error!r}"
-                )
+        # a file system raises any error, and the model is fitted
+        except Exception as error:  # noqa: BLE001
+            return (
+                f"{self.path} could not be removed, and the next fit would "
+                f"continue from it: {error!r}"
+            )
         return ""
 
 

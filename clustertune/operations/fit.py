@@ -52,6 +52,7 @@ logger = logging.getLogger("clustertune")
 PER_FEATURE = {"feature_weights"}
 #: options of prepare that apply to another attempt too; n_workers= could not be reached
 AGAIN = ("workers", "rechunk", "on_low_memory", "progress", "timeout")
+EVERY = 30.0  # seconds between two checkpoints
 #: note of a fit on one worker of each host
 BUSY_HOSTS = "if other programs use its CPUs, all workers in workers= can be faster"
 #: parameters of ``prepare`` that ``fit`` gives itself
@@ -246,7 +247,8 @@ class _Work:
             text = (
                 "clustertune had prepared the data: "
                 f"{printable('; '.join(headlines(prepared.report)))}. "
-                "clustertune.last_report(client) has the report"
+                "clustertune.last_report(client) has the last report: of that, or of a "
+                "later restart"
             )
             if hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note(text)
@@ -437,7 +439,7 @@ def _attempts(work: _Work, prepared: Prepared) -> Any:
                 work.refuse(loss, error)
             else:
                 with work.verifying():
-                    prepared.verify(settle=False)
+                    sync(work.client, prepared.verified)
         if loss is None:
             return work.finished(prepared)
         with work.naming_loss():
@@ -451,7 +453,7 @@ def fit(
     y: Any = None,
     *,
     max_failures: int = 0,
-    checkpoint_every: str | float = "30s",
+    checkpoint_every: str | float | None = None,
     checkpoint_path: str | None = None,
     **options: Any,
 ) -> Any:
@@ -483,7 +485,8 @@ def fit(
         continues from the last checkpoint if the library is XGBoost or LightGBM,
         otherwise from the start, on the workers that are there. 0: a loss is an error.
     checkpoint_every
-        Seconds, or a duration, between two checkpoints, which the scheduler keeps.
+        Seconds, or a duration, between two checkpoints, which the scheduler keeps; 30 s
+        by default. Only with ``max_failures`` or ``checkpoint_path``.
     checkpoint_path
         Path or URL of a file for the checkpoints, so that a later call with the same
         path continues the training. The file is removed at the end of the training. A
@@ -523,7 +526,8 @@ def fit(
         The data could not be prepared; see :func:`clustertune.prepare`.
     Exception
         The error of ``estimator.fit``, unchanged. From Python 3.11 on it has a note
-        about the preparation. :func:`clustertune.last_report` has the report.
+        about the preparation, whose report :func:`clustertune.last_report` returns if
+        no worker was restarted since.
 
     Examples
     --------
@@ -536,8 +540,14 @@ def fit(
     _refuse_client(client, estimator)
     most = arguments.failures("max_failures", max_failures)
     path = arguments.file("checkpoint_path", checkpoint_path)
-    every = arguments.duration("checkpoint_every", checkpoint_every)
-    stored = bool(most or path)
+    stored, every = bool(most or path), EVERY
+    if checkpoint_every is not None:
+        every = arguments.duration("checkpoint_every", checkpoint_every)
+        if not stored:
+            raise TypeError(
+                "checkpoint_every= is for fits with max_failures= or checkpoint_path=; "
+                "others make no checkpoints"
+            )
     if stored:
         companion_names = [
             name for name in inputs.COMPANIONS if options.get(name) is not None

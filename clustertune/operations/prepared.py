@@ -266,16 +266,12 @@ class Prepared(ClientContext):
     def plan(self) -> tuple[Plan, ...]:
         return tuple(p for p in self._journal.plans if p.steps or p.refused)
 
-    def verify(self, *, settle: bool = True) -> Any:
+    def verify(self) -> Any:
         """Check that every partition has its rows, its companions and its worker.
 
-        This takes a fraction of a second, so call it before each fit.
-
-        Parameters
-        ----------
-        settle
-            If a computation has replicated partitions, wait up to 5 s until Dask's
-            memory manager has dropped the replicas.
+        This takes a fraction of a second, so call it before each fit. If a computation
+        has replicated partitions, it takes up to 5 s, until Dask's memory manager has
+        dropped the replicas.
 
         Returns
         -------
@@ -291,12 +287,12 @@ class Prepared(ClientContext):
             Within the ``timeout`` of the call, lost partitions were not computed again,
             or spilled ones not counted.
         """
-        return sync(self.client, self._verify, settle=settle)
+        return sync(self.client, self.verified, DROP_SECONDS)
 
-    async def _verify(self, *, settle: bool) -> Report:
-        """Compare the data with the end of the call."""
+    async def verified(self, drop_seconds: float = 0.0) -> Report:
+        """Compare the data with the end of the call; see :meth:`verify`."""
         run, start = RunningCall(self._call), monotonic()
-        looking = _settled(run.cluster, DROP_SECONDS if settle else 0.0)
+        looking = _settled(run.cluster, drop_seconds)
         try:
             now = suitability.chosen(await within(looking, self._call.timeout))
         except IncompleteError as gone:

@@ -68,8 +68,7 @@ def restart_workers(
     max_unavailable
         How many workers may be away at the same time: a number, or a fraction of all,
         such as ``0.25`` or ``"25%"`` (rounded down, at least one). Their keys have to
-        fit into the memory of the others. No effect with ``drop_data`` or
-        ``end_tasks``.
+        fit into the memory of the others. Not with ``end_tasks`` or ``drop_data``.
     if_needed
         First trim the workers, then restart only workers that are still above a
         threshold at which they spill or pause, or will be after the next run.
@@ -137,6 +136,11 @@ def restart_workers(
         raise TypeError(
             "drop_data=True keeps no data; it does not combine with collections or "
             "if_needed"
+        )
+    if (dropped or ended) and most != 1:
+        raise TypeError(
+            "end_tasks=True and drop_data=True restart all these workers at once; "
+            "leave max_unavailable out"
         )
     if others and not dropped:
         raise TypeError(

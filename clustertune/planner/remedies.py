@@ -62,6 +62,9 @@ def prepare_again(labels: Collection[str], *texts: str) -> str:
     """
     results = _variables(labels) or list(POSITIONAL[:2])
     named = [name if name in POSITIONAL else f"{name}={name}" for name in results]
+    # prepare refuses groups without a ranker
+    if {"qid", "group"} & {*results} and "estimator=" not in str(texts):
+        named.append("estimator=model")
     line = f"clustertune.prepare({', '.join(['client', *named, *texts])})"
     one = f".{results[0]}" if len(results) == 1 else ""
     if "eval_set=eval_set" in texts:  # eval sets are not unpacked

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 AGAIN = 5.0  # seconds for the cleanup of a task before it is cancelled again
@@ -45,4 +46,16 @@ async def within(work: Awaitable[T], seconds: float | None, *, once: bool = Fals
             task.exception()  # counts as retrieved, also if this call was cancelled
     if late and task.cancelled():
         raise asyncio.TimeoutError
+    return task.result()
+
+
+async def whole(work: Awaitable[T]) -> T:
+    """Wait for the end of a cleanup, also if this call is cancelled meanwhile.
+
+    The cleanup needs a time limit, and its caller has to raise an error afterwards.
+    """
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
     return task.result()

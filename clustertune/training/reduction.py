@@ -30,7 +30,8 @@ from clustertune.monitor.connection import sync
 from clustertune.remote import ship
 from clustertune.remote.scheduler.state import by_name
 from clustertune.training import reduction_plan, remote_sums
-from clustertune.training.reduction_plan import Plan, Reduce, SumRequest
+from clustertune.training.reduction_plan import Plan, SumRequest
+from clustertune.training.remote_sums import Reduce
 
 WATCH_INTERVAL = 2.0  # seconds between two checks for lost workers
 NO_WORKER_TIMEOUT = 300.0  # seconds without any worker after which a call ends

@@ -8,7 +8,7 @@ which task ends first, so the same layout gives the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +24,6 @@ from clustertune.errors import AlignmentError
 from clustertune.operations.call import check_client
 
 JOIN_WIDTH = 4  # results of workers that one task joins
-
-Reduce = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)

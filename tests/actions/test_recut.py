@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import clustertune
 from clustertune.actions.cluster.live import LiveCluster
 from clustertune.errors import AlignmentError, CapacityError, RefusedError
+from clustertune.operations.call import RunningCall
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -383,9 +384,21 @@ async def test_stopped_before_anything_is_released(c, s, a, b):
     del busy
 
 
+@pytest.mark.parametrize("again", [False, True])
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_stopped_after_inputs_were_released(c, s, a, b):
-    """Memory has only new partitions, and old ones that are not cut."""
+async def test_stopped_after_inputs_were_released(c, s, a, b, monkeypatch, again):
+    """Memory has only new partitions, and old ones that are not cut.
+
+    A second interruption does not end the cleanup.
+    """
+    calls, explained = [], RunningCall._explained
+
+    async def interrupted(self, error):
+        calls.pop().cancel()
+        return await explained(self, error)
+
+    if again:
+        monkeypatch.setattr(RunningCall, "_explained", interrupted)
     Xn = numbers()
     (X,) = await persisted(c, da.from_array(Xn, chunks=ROWS // 8))
     first = X.__dask_keys__()[0][0]
@@ -393,6 +406,7 @@ async def test_stopped_after_inputs_were_released(c, s, a, b):
     work = asyncio.ensure_future(
         clustertune.prepare(c, X, rechunk=32, release_inputs=True, progress=False)
     )
+    calls.append(work)
     await soon(lambda: len({k for w in (a, b) for k in w.data if k[0] == first[0]}) < 8)
     work.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
@@ -402,6 +416,7 @@ async def test_stopped_after_inputs_were_released(c, s, a, b):
     if hasattr(caught.value, "add_note"):
         assert "client.get_dataset" in "".join(caught.value.__notes__)
     name = report.error.split("get_dataset('")[1].split("'")[0]
+    calls.clear()
     del X, work, caught, report
     (found,) = await c.get_dataset(name)
     np.testing.assert_array_equal((await values(c, found))[0], Xn)
@@ -409,9 +424,13 @@ async def test_stopped_after_inputs_were_released(c, s, a, b):
     del busy
 
 
+@pytest.mark.parametrize("again", [False, True])
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_stopped_after_the_work(c, s, a, b, monkeypatch):
-    """The caller gets no result while the report is stored; the data is published."""
+async def test_stopped_after_the_work(c, s, a, b, monkeypatch, again):
+    """The caller gets no result while the report is stored; the data is published.
+
+    A second interruption does not end the cleanup.
+    """
     Xn = numbers()
     (X,) = await persisted(c, da.from_array(Xn, chunks=ROWS // 8))
     storing = asyncio.Event()
@@ -426,6 +445,9 @@ async def test_stopped_after_the_work(c, s, a, b, monkeypatch):
     )
     await asyncio.wait_for(storing.wait(), 30)
     work.cancel()
+    while again and not work.done():
+        await asyncio.sleep(0)
+        work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
     del X, work

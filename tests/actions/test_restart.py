@@ -277,7 +277,9 @@ async def test_one_worker_without_a_nanny(c: Any, s: Any, *nannies: Any) -> None
         assert "start it with dask worker --nanny" in skipped.reason
         assert "skipped bare: it has no nanny" in " ".join(str(report).split())
         assert [x.status for x in report.steps if x is not skipped] == ["done", "done"]
+        logged = len(s.get_events("clustertune"))
         planned = await clustertune.restart_workers(c, dry_run=True)
+        assert len(s.get_events("clustertune")) == logged
         assert "it has no nanny" in str(planned)
         states = [x.status for x in planned.steps]
         assert sorted(states) == ["planned", "planned", "skipped"]

@@ -171,7 +171,7 @@ def _fit(
             *result["data"],
             progress=False,
             max_failures=max_failures,
-            checkpoint_every=0.2,
+            checkpoint_every=0.2 if max_failures else None,
         )
         result["model"], result["trees"] = fitted, len(fits.trees(fitted))
         result["notes"] = fitted.clustertune_report_.notes

@@ -89,7 +89,8 @@ def _prepare(client: Client, X: Any, y: Any, **options: Any) -> Any:
 def _fit(client: Client, X: Any, y: Any, failures: int, made: Any) -> Any:
     """Train, and return the report."""
     model = made()
-    options = {"progress": False, "timeout": TIMEOUT, "checkpoint_every": "0.5s"}
+    options = {"progress": False, "timeout": TIMEOUT}
+    options |= {"checkpoint_every": "0.5s"} if failures else {}
     clustertune.fit(client, model, X, y, max_failures=failures, **options)
     assert _rounds(model) == TREES
     return model.clustertune_report_

@@ -19,18 +19,24 @@ from xgboost.dask import DaskXGBRegressor
 
 import clustertune
 from clustertune.integrations.libraries.boosting import Checkpoint
+from clustertune.operations import checkpoints
 from clustertune.operations.checkpoints import CheckpointFile, facts_of
 from tests.in_process import gen_cluster
+from tests.processes import until
 
 
 def checkpoint(rounds: int) -> Checkpoint:
     return Checkpoint(rounds=rounds, model=b"model", history={})
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 def test_a_write_that_ends_after_the_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
-    """Nothing stays, or the next fit would continue from a finished model."""
+    """Nothing stays, or the next fit would continue from a finished model.
+
+    The fit does not wait for a file system that does not answer.
+    """
     reached, opened = Event(), Event()
 
     def slow(self: Any, *args: Any, **options: Any) -> None:
@@ -44,13 +50,18 @@ def test_a_write_that_ends_after_the_fit(
     writing = Thread(target=file.write, args=[checkpoint(1)])
     writing.start()
     assert reached.wait(100)
-    removing = Thread(target=file.remove)
+    monkeypatch.setattr(checkpoints, "ANSWER", 0.01 if is_late else 100)
+    problems: list[str] = []
+    removing = Thread(target=lambda: problems.append(file.remove()))
     removing.start()
+    if is_late:
+        removing.join(100)
+        assert "did not answer" in problems[0]
     opened.set()
     writing.join(100)
     removing.join(100)
     file.write(checkpoint(2))
-    assert not list(tmp_path.iterdir())
+    until(lambda: not list(tmp_path.iterdir()))
     assert file.read() is None
 
 

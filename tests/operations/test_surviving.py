@@ -158,7 +158,8 @@ def killer(client: Client, name: int = 1, how: int = signal.SIGKILL) -> Any:
 
 
 def fit(client: Client, estimator: Any, X: Any, y: Any, **options: Any) -> Any:
-    options = {"checkpoint_every": 0.2, **options}
+    if options.keys() & {"max_failures", "checkpoint_path"}:
+        options.setdefault("checkpoint_every", 0.2)
     return clustertune.fit(client, estimator, X, y, **options)
 
 
@@ -446,6 +447,7 @@ def test_data_that_cannot_come_back(client: Client) -> None:
         ({"max_failures": -2}, "max_failures=-2 must be an integer from -1"),
         ({"max_failures": 1.5}, "max_failures=1.5 must be an integer from -1"),
         ({"checkpoint_every": "soon"}, "checkpoint_every"),
+        ({"checkpoint_every": "5s"}, "for fits with max_failures= or checkpoint_path="),
     ],
 )
 def test_wrong_arguments(client: Client, options: dict[str, Any], text: str) -> None:

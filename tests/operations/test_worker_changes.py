@@ -150,17 +150,25 @@ def test_a_direct_restart() -> None:
     )
 
 
-def test_the_remedy_has_all_companions() -> None:
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("sample_weight", ""),
+        # prepare refuses groups without a ranker
+        ("qid", ", estimator=model"),
+        ("group", ", estimator=model"),
+    ],
+)
+def test_the_remedy_has_all_companions(name: str, model: str) -> None:
     """Weights that the fit uses are prepared with X and y."""
-    names = ("X", "y", "sample_weight")
+    names = ("X", "y", name)
     data = worker_changes.DataChange(
         names=names, rows=9, only_there=9, lost=9, held={0: 0}
     )
     change = worker_changes.WorkerChange(worker=1, n_workers=1, data=(data,))
     found = worker_changes.finding("died", change)
     assert found.remedy.endswith(
-        "Run `X, y, sample_weight = clustertune.prepare(client, X, y, "
-        "sample_weight=sample_weight)`."
+        f"Run `X, y, {name} = clustertune.prepare(client, X, y, {name}={name}{model})`."
     )
     evals = replace(data, names=("eval_set[0].X", "eval_set[0].y"))
     found = worker_changes.finding("died", replace(change, data=(evals,)))

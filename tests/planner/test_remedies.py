@@ -60,8 +60,8 @@ def test_groups_that_were_given_as_sizes() -> None:
     qid = collection("qid", [10, 10], [0, 1], from_sizes=True)
     sizes = replace(data, collections=(*data.collections, qid))
     seen = view(layouts=[sizes])
-    line = "X, y, group = clustertune.prepare(client, X, y, group=group)"
-    assert remedies.prepare(seen) == line
+    line = "X, y, group = clustertune.prepare(client, X, y, group=group, "
+    assert remedies.prepare(seen) == f"{line}estimator=model)"
     kept = "clustertune.release_data(client, keep=[X, y, group])"
     assert remedies.release(seen) == kept
     assert remedies.scale(seen, 3) == "clustertune.scale(client, 3, X, y)"

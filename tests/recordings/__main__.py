@@ -18,24 +18,26 @@ from distributed import Client, LocalCluster, wait
 
 import clustertune
 from clustertune.collections import inputs
-from clustertune.core.model import Goal, View
-from clustertune.integrations import libraries
+from clustertune.core.model import View
 from clustertune.operations import check as diagnosis
+from clustertune.operations.call import Call
 from tests import recordings
 
 
 def view(client: Client, *collections: Any) -> View:
     """Return the view that ``check`` uses."""
     given = inputs.gather(*collections) if collections else inputs.NOTHING
-    request = diagnosis.CheckRequest(
+    call = Call(
         client=client,
+        name="check",
         given=given,
-        goal=Goal(workload=libraries.choose(None)),
-        workers=None,
         timeout=60,
+        dry_run=True,
+        progress=False,
     )
-    seen: View = client.sync(diagnosis.see, request)
-    return seen
+    seen: list[View] = []
+    client.sync(diagnosis.see, call, seen, deep=False)
+    return seen[-1]
 
 
 @contextmanager

@@ -31,11 +31,13 @@ from clustertune.integrations import managers
 from clustertune.monitor import monitor
 from clustertune.planner import machines
 from clustertune.remote import ship
+from clustertune.remote.ending import within
 from clustertune.remote.worker import park, process
 
 logger = logging.getLogger("clustertune")
 
 POLL = 0.2  # seconds between two looks for workers
+ADAPT_SECONDS = 30.0  # for a manager to restore the bounds of adaptive scaling
 LOOKS = 25  # between two requests to start ended workers again
 JOB_SHARE = 0.9  # of the remaining time; the rest is for the answer and the report
 
@@ -128,7 +130,7 @@ async def put_bounds_back(client: Client, was: managers.Bounds) -> None:
     A failure is logged only, so it hides no error of the call.
     """
     try:
-        await managers.find(client.cluster).adapt(*was)
+        await within(managers.find(client.cluster).adapt(*was), ADAPT_SECONDS)
     # managers raise errors of their own
     except Exception as error:  # noqa: BLE001
         text = _bounds_text(*was)

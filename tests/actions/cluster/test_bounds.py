@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 
+from clustertune.actions.cluster import workers
 from clustertune.actions.cluster.live import LiveCluster
 from clustertune.collections import inputs
 from clustertune.core.model import Bounds, Goal
 from clustertune.integrations import libraries, managers
-from tests.in_process import gen_test
+from tests.in_process import gen_cluster, gen_test
 from tests.processes import IN_PROCESS, soon
 
 
@@ -69,3 +70,20 @@ def test_interrupted_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (adaptive.minimum, adaptive.maximum) == (1, 2)
 
     run()
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_a_manager_without_an_answer(
+    c: Any, s: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    """The call ends, and the log has the line that restores the bounds."""
+
+    class Silent(managers.Adapter):
+        async def adapt(self, minimum: int, maximum: float) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(managers, "find", Silent)
+    monkeypatch.setattr(workers, "ADAPT_SECONDS", 0.01)
+    await asyncio.wait_for(workers.put_bounds_back(c, (1, 2)), 30)
+    assert "other bounds (TimeoutError()); " in caplog.text
+    assert "cluster.adapt(minimum=1, maximum=2)" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -54,7 +54,8 @@ def serving(answer: Callable[[str, str, dict[str, str], Any], Answer]) -> Iterat
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            with suppress(ConnectionError):  # the client has given up
+                self.wfile.write(data)
 
         do_GET = do_POST = do_PATCH = do_DELETE = _do  # noqa: N815 - their names
 

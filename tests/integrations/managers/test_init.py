@@ -58,7 +58,5 @@ def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
     client.cluster = object()
     assert client.sync(managers.find(client.cluster).bounds) is None
     assert managers.find(client.cluster).restart_obstacle() is None
-    with pytest.raises(NoWorkersError, match=r"cluster.adapt\(minimum=1, maximum=2\)"):
-        client.sync(managers.find(client.cluster).adapt, 1, 2)
     with pytest.raises(NoWorkersError, match=r"scale\(3\) and wait for the workers$"):
         clustertune.scale(client, 3)

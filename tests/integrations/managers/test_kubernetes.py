@@ -5,8 +5,11 @@ The API server and the operator are simulated.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,10 +81,13 @@ class Operator:
         self.replicas = len(backend.worker_spec)
         self.autoscaler: dict[str, Any] | None = None
         self.down = False
+        self.answers = threading.Event()
+        self.answers.set()
 
     def __call__(
         self, method: str, path: str, query: dict[str, str], body: Any
     ) -> Answer:
+        self.answers.wait(100)
         if self.down:
             return 500, {"message": "down"}
         if path in ABOUT:
@@ -285,3 +291,21 @@ def test_a_server_that_fails(
             client.sync(Kubernetes(cluster).scale, 3, 2)
     finally:
         operator.down = False
+
+
+def test_a_server_without_an_answer(
+    operator: Operator,
+    cluster: KubeCluster,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looks at the cluster do not use up the threads of the client."""
+    monkeypatch.setattr(managers, "ANSWER_TIMEOUT", 0.1)
+    operator.answers.clear()
+    try:
+        for _ in range(min(32, (os.cpu_count() or 1) + 4) + 1):
+            found = client.sync(managers.find(cluster).bounds)
+            assert "Kubernetes did not answer" in found.reason
+        client.sync(asyncio.to_thread, int, callback_timeout=30)
+    finally:
+        operator.answers.set()

@@ -5,7 +5,6 @@ The server is simulated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,6 @@ import clustertune
 from clustertune.core.model import Unknown, WorkerSize
 from clustertune.errors import RefusedError
 from clustertune.integrations import managers
-from clustertune.integrations.managers import MAX_WORKERS
 from tests.builders import worker
 from tests.integrations.managers.serving import Answer, Backend, serving
 from tests.processes import workers_of
@@ -41,7 +39,6 @@ class Saturn:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.adaptive: tuple[int, int] | None = None
 
     def __call__(
         self, method: str, path: str, query: dict[str, str], body: Any
@@ -57,8 +54,6 @@ class Saturn:
             return 200, {"workers": {a: {"name": w["name"]} for a, w in found.items()}}
         if verb == "scale":
             self.scale(body["n"])
-        elif verb == "adapt":
-            self.adaptive = (body["minimum"], body["maximum"])
         else:
             return 404, {"message": f"{method} {path} is not there"}
         return 200, {}
@@ -85,7 +80,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Saturn, str]]:
 
 
 def test_a_cluster(server: tuple[Saturn, str]) -> None:
-    """It scales up, down without loss, and adaptively; its own call closes it."""
+    """It scales up, and down without loss; its own call closes it."""
     asked, url = server
     cluster = SaturnCluster(cluster_url=f"{url}/api/dask_clusters/1")
     with Client(cluster) as client:
@@ -107,10 +102,6 @@ def test_a_cluster(server: tuple[Saturn, str]) -> None:
         assert {w["nthreads"] for w in workers_of(client).values()} == {1}
 
         assert isinstance(client.sync(managers.find(cluster).bounds), Unknown)
-        client.sync(managers.find(cluster).adapt, 1, 4)
-        assert asked.adaptive == (1, 4)
-        client.sync(managers.find(cluster).adapt, 1, math.inf)
-        assert asked.adaptive == (1, MAX_WORKERS)
     adapter = managers.find(cluster)
     assert adapter.obstacle(3) is None
     cluster.cluster_url = None

@@ -208,6 +208,10 @@ async def test_without_the_option_a_busy_worker_is_skipped(
     assert report.status == "planned"
     with pytest.raises(TypeError, match="does not combine"):
         await clustertune.restart_workers(c, end_tasks=True, drop_data=True)
+    for option in ("end_tasks", "drop_data"):
+        at_once: Any = {option: True, "max_unavailable": 2}
+        with pytest.raises(TypeError, match="at once; leave max_unavailable out"):
+            await clustertune.restart_workers(c, **at_once)
     # the end of the cluster does not wait for the task
     await clustertune.restart_workers(c, drop_data=True)
     await asyncio.sleep(0)
