@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from clustertune.integrations import managers
 from clustertune.monitor import monitor
 from clustertune.planner import machines
 from clustertune.remote import ship
+from clustertune.remote.ending import within
 from clustertune.remote.worker import park, process
 
 logger = logging.getLogger("clustertune")
@@ -128,7 +129,7 @@ async def put_bounds_back(client: Client, was: managers.Bounds) -> None:
     A failure is logged only, so it hides no error of the call.
     """
     try:
-        await managers.find(client.cluster).adapt(*was)
+        await within(managers.find(client.cluster).adapt(*was), LANDING)
     # managers raise errors of their own
     except Exception as error:  # noqa: BLE001
         text = _bounds_text(*was)
@@ -172,7 +173,8 @@ async def restart(
     except BaseException as error:
         if ended:
             attach_result(error, _restarted(args, ended[0], ids))
-            await asyncio.shield(_update_manager(lease.client, args, ended[0]))
+            update = _update_manager(lease.client, args, ended[0])
+            await asyncio.shield(_logged(update))
         raise
     result = _restarted(args, state, ids)
     try:  # ^C may come now, and the cluster object must not start another worker
@@ -201,6 +203,15 @@ async def _update_manager(
         adapter.resized(args.id, args.size)
     if isinstance(args, Retire) and state["finished"] and not state["error"]:
         await adapter.retired(args.id)
+
+
+async def _logged(update: Awaitable[None]) -> None:
+    """Wait for an update of the cluster object, which must not hide another error."""
+    try:
+        await within(update, LANDING)
+    # managers raise errors of their own
+    except Exception as error:  # noqa: BLE001
+        logger.warning("the cluster object may start a worker again: %r", error)
 
 
 def _restarted(

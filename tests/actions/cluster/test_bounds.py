@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 
+from clustertune.actions.cluster import workers
 from clustertune.actions.cluster.live import LiveCluster
 from clustertune.collections import inputs
 from clustertune.core.model import Bounds, Goal
@@ -69,3 +70,18 @@ def test_interrupted_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (adaptive.minimum, adaptive.maximum) == (1, 2)
 
     run()
+
+
+def test_a_manager_that_hangs(
+    local_cluster: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    """The call ends without its answer, and a warning has the line."""
+
+    async def hang(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    client = local_cluster(1, processes=False)[1]
+    monkeypatch.setattr(workers, "LANDING", 0.1)
+    monkeypatch.setattr(managers.SpecCluster, "adapt", hang)
+    client.sync(workers.put_bounds_back, client, (1, 2))
+    assert "cluster.adapt(minimum=1, maximum=2) restores" in caplog.text
