@@ -229,7 +229,8 @@ def _restarted(
         why = printable(state["detour"], longest=200)
         way += f" (because its nanny cannot run two processes: {why})"
     lost = "an unknown number" if state["lost"] is None else f"{state['lost']:,}"
-    said = f"{state['keys']:,} keys moved {way}; lost {lost}"
+    keys = "keys to move" if state["error"] else "keys moved"
+    said = f"{state['keys']:,} {keys} {way}; lost {lost}"
     if ended := state["ended_tasks"]:
         said += f"; ended {plural(ended, 'task')}"
     if dropped := state["unsendable"]["dropped"]:

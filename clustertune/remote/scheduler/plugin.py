@@ -43,7 +43,7 @@ from clustertune.remote.scheduler.state import is_parking, worker_id
 from clustertune.remote.scheduler.telemetry import Metrics, WorkerChanges, audit
 
 NAME = "clustertune"
-PROTOCOL = 34  # of requests and answers; clients of another protocol are refused
+PROTOCOL = 35  # of requests and answers; clients of another protocol are refused
 #: packed keys with their workers: bytes of an int64 array of indices into a list
 Placed = Sequence[tuple[Sequence[Any], bytes]]
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts

@@ -156,7 +156,7 @@ class WorkerRestart:
         """Return the progress as plain data."""
         return {
             "doing": self.doing,
-            "keys": len(self.held),
+            "keys": max(0, len(self.held) - (self.lost or 0)),
             "nbytes": self.nbytes,
             "lost": self.lost,
             "again": self.recomputed,
