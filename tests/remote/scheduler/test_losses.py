@@ -11,8 +11,11 @@ import pytest
 from distributed import Client, Event, Nanny, wait
 
 import clustertune
+from clustertune.remote.scheduler.jobs import Jobs
+from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.plugin import NAME
 from clustertune.remote.scheduler.release import DataDrop
+from clustertune.remote.scheduler.restart import WorkerRestart
 from tests.actions.cluster.test_lease import opened, quietly
 from tests.in_process import gen_cluster
 from tests.processes import at_gate, endless, soon
@@ -155,6 +158,23 @@ async def test_another_client_restarts_the_cluster(
     events = [e for _, e in s.get_events(NAME) if e["action"] == "restart"]
     assert [e["lost"] for e in events if "lost" in e] == [None, None]
     del values, busy
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_removal_without_its_event(c: Any, s: Any, a: Any, b: Any) -> None:
+    """The number of its lost keys is unknown, also for a running restart."""
+    gate, jobs = Event("gate", client=c), Jobs(s, ManagerHold(s))
+    work = WorkerRestart(s, jobs.manager, a.address, {}, {b.address: 0}, 60, 60, True)
+    jobs.begin("me")
+    busy = c.submit(at_gate, gate.name, workers=[a.address])
+    await soon(lambda: s.workers[a.address].processing)
+    name = jobs.restart(work)
+    jobs.worker_removed(b.address, "test")
+    await gate.set()
+    await jobs.kept[name].task
+    assert work.lost is None
+    assert await jobs.end() is None
+    del busy
 
 
 @gen_cluster(nthreads=TWO, **NANNIES)
