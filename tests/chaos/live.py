@@ -327,7 +327,7 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
         found |= {
             "lease": plugin.lease.holder(),
             "jobs": sum(not j.task.done() for j in plugin.jobs.kept.values()),
-            "manager held by": plugin.manager.moves,
+            "manager held by": dask_scheduler._replica_lock._count,
             "bound": sum(
                 len(part)
                 for keys in plugin.bindings.kept.values()

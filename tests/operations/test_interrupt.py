@@ -14,6 +14,7 @@ import pytest
 from distributed import Client, Nanny
 
 import clustertune
+from clustertune.actions.cluster import workers
 from clustertune.actions.cluster.lease import Lease
 from clustertune.integrations.managers import Adapter
 from clustertune.monitor.connection import sync
@@ -199,15 +200,25 @@ def test_the_end_of_replicas(monkeypatch: Any, client: Client) -> None:
     until(lambda: not plugin.any())
 
 
-@pytest.mark.parametrize("action", ["resize", "scale"])
+@pytest.mark.parametrize(
+    ("action", "manager"),
+    [("resize", ""), ("scale", ""), ("scale", "fails"), ("scale", "hangs")],
+)
 def test_the_cluster_object_learns_of_a_finished_job(
-    monkeypatch: Any, action: str
+    monkeypatch: Any, action: str, manager: str
 ) -> None:
-    """A ^C as the job ends: otherwise the object starts another worker."""
+    """A ^C as the job ends: otherwise the object starts another worker.
+
+    A failure of the object does not replace ^C, and the call ends without its answer.
+    """
     updated: list[Any] = []
 
     async def retired(self: Any, id: Any) -> None:
         updated.append(id)
+        if manager == "fails":
+            raise OSError("no answer")
+        if manager == "hangs":
+            await asyncio.Event().wait()
 
     async def interrupted(self: Any, method: str, tell: Any, ended: Any, **asked: Any):
         ended[:] = [await job(self, method, tell, ended, **asked)]
@@ -215,6 +226,7 @@ def test_the_cluster_object_learns_of_a_finished_job(
 
     job = Lease.job
     monkeypatch.setattr(Lease, "job", interrupted)
+    monkeypatch.setattr(workers, "LANDING", 0.1)
     monkeypatch.setattr(Adapter, "retired", retired)
     monkeypatch.setattr(Adapter, "resized", lambda _, id, size: updated.append(id))
 

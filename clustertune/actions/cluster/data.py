@@ -116,6 +116,8 @@ async def refuse_shared(
     same call by label. Raises ``RefusedError`` if something else needs a key;
     nothing was released.
     """
+    if not freed:  # most calls release nothing, and need no request
+        return
     wanted = {f.key for f in freed}
     for label, futures in others.items():
         if not wanted.isdisjoint(f.key for f in futures):

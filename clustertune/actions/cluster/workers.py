@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,6 @@ from clustertune.remote.worker import park, process
 logger = logging.getLogger("clustertune")
 
 POLL = 0.2  # seconds between two looks for workers
-ADAPT_SECONDS = 30.0  # for a manager to restore the bounds of adaptive scaling
 LOOKS = 25  # between two requests to start ended workers again
 JOB_SHARE = 0.9  # of the remaining time; the rest is for the answer and the report
 
@@ -130,7 +129,7 @@ async def put_bounds_back(client: Client, was: managers.Bounds) -> None:
     A failure is logged only, so it hides no error of the call.
     """
     try:
-        await within(managers.find(client.cluster).adapt(*was), ADAPT_SECONDS)
+        await within(managers.find(client.cluster).adapt(*was), LANDING)
     # managers raise errors of their own
     except Exception as error:  # noqa: BLE001
         text = _bounds_text(*was)
@@ -174,7 +173,8 @@ async def restart(
     except BaseException as error:
         if ended:
             attach_result(error, _restarted(args, ended[0], ids))
-            await asyncio.shield(_update_manager(lease.client, args, ended[0]))
+            update = _update_manager(lease.client, args, ended[0])
+            await asyncio.shield(_logged(update))
         raise
     result = _restarted(args, state, ids)
     try:  # ^C may come now, and the cluster object must not start another worker
@@ -205,6 +205,15 @@ async def _update_manager(
         await adapter.retired(args.id)
 
 
+async def _logged(update: Awaitable[None]) -> None:
+    """Wait for an update of the cluster object, which must not hide another error."""
+    try:
+        await within(update, LANDING)
+    # managers raise errors of their own
+    except Exception as error:  # noqa: BLE001
+        logger.warning("the cluster object may start a worker again: %r", error)
+
+
 def _restarted(
     args: WorkerEnd, state: Mapping[str, Any], ids: Mapping[str, str | int]
 ) -> Result:
@@ -220,7 +229,8 @@ def _restarted(
         why = printable(state["detour"], longest=200)
         way += f" (because its nanny cannot run two processes: {why})"
     lost = "an unknown number" if state["lost"] is None else f"{state['lost']:,}"
-    said = f"{state['keys']:,} keys moved {way}; lost {lost}"
+    keys = "keys to move" if state["error"] else "keys moved"
+    said = f"{state['keys']:,} {keys} {way}; lost {lost}"
     if ended := state["ended_tasks"]:
         said += f"; ended {plural(ended, 'task')}"
     if dropped := state["unsendable"]["dropped"]:

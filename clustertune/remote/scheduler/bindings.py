@@ -184,13 +184,13 @@ class Bindings:
         return count
 
 
-async def bound_to(scheduler: Any, address: str) -> set[Any]:
-    """Return the keys of the tasks that are bound to a worker's address."""
-    return {
-        ts.key
-        async for ts in in_turns(list(scheduler.tasks.values()))
-        if ts.worker_restrictions and address in ts.worker_restrictions
-    }
+async def bound_to(scheduler: Any, addresses: Iterable[str]) -> dict[str, set[Any]]:
+    """Return the keys of the tasks that are bound to workers, by their addresses."""
+    bound: dict[str, set[Any]] = {address: set() for address in addresses}
+    async for ts in in_turns(list(scheduler.tasks.values())):
+        for address in bound.keys() & (ts.worker_restrictions or ()):
+            bound[address].add(ts.key)
+    return bound
 
 
 async def follow(

@@ -59,6 +59,7 @@ class HeldKeys:
 
     def note_away(self, away: Mapping[Any, str]) -> None:
         self.away |= away
+        self.copied.difference_update(away)  # their replicas have disappeared
         self.targets |= set(away.values())
 
     def holders(self, key: Any) -> set[str]:

@@ -171,6 +171,7 @@ class Jobs:
         event, self.last_event = self.last_event, {}
         if (event.get("worker"), event.get("stimulus_id")) != (worker, stimulus_id):
             logger.error("clustertune cannot count the keys lost with %s", worker)
+            self.note_cleared()  # their number is as unknown
             return set(), set()
         running = [job.work for job in self.kept.values() if not job.task.done()]
         computed = event["lost-computed-tasks"]

@@ -67,8 +67,6 @@ class ManagerHold:
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
-        self.moves = 0  # running moves
-        self.timer: Any = None  # the stopped timer
 
     def running(self) -> bool | None:
         """Whether the default manager runs or is paused here; None if there is none."""
@@ -80,32 +78,20 @@ class ManagerHold:
         manager = self.scheduler.extensions.get("amm")
         return self.scheduler.periodic_callbacks.get(f"amm-{id(manager)}")
 
-    def pause(self) -> None:
-        if self.moves == 0:
-            self.timer = self._running_timer()
-            if self.timer is not None:
-                self.timer.stop()
-        self.moves += 1
-
-    def resume(self) -> None:
-        self.moves -= 1
-        if self.moves or self.timer is None:
-            return
-        timer, self.timer = self.timer, None
-        # a client that stops the manager removes its timer
-        alive = self.scheduler.status is Status.running
-        if alive and self._running_timer() is timer:
-            timer.start()
-
     @asynccontextmanager
     async def epoch(self) -> AsyncIterator[None]:
         """Pause the manager, and block ``rebalance``, ``replicate`` and ``retire``."""
         async with self.scheduler._replica_lock(("clustertune", object())):
-            self.pause()
+            timer = self._running_timer()
+            if timer is not None:
+                timer.stop()
             try:
                 yield
             finally:
-                self.resume()
+                alive = self.scheduler.status is Status.running
+                # a client that stops the manager removes its timer
+                if timer is not None and alive and self._running_timer() is timer:
+                    timer.start()
 
 
 class WorkersMemory(dict[Any, int]):

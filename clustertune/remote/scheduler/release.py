@@ -18,6 +18,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from itertools import takewhile
 from time import monotonic, time
 from typing import Any
 
@@ -181,6 +182,8 @@ class DataDrop:
         self.parking = parking
         self.stopped = False
         self.began = False  # from then on the data is lost
+        #: keys of tasks that are bound to the workers, by address
+        self.bound: dict[str, set[Any]] = {}
         self.doing = "waiting for tasks to end"
         self.keys = 0  # that are lost
         self.nbytes = 0
@@ -206,6 +209,7 @@ class DataDrop:
         try:
             await self._refuse_silent()
             await self._wait_for_tasks()
+            self.bound = await bound_to(self.scheduler, self.addresses or ())
             await self._refuse_silent()
             await self._count()
             self._refuse()  # at once after the count: nothing may arrive meanwhile
@@ -226,7 +230,7 @@ class DataDrop:
         before = {identity(ws) for ws in workers if not is_parking(ws.name)}
         end = monotonic() + self.timeout
         self.began = True
-        bound = await self._end_processes(workers)
+        await self._end_processes(workers)
         # a former process may not end by itself
         await asyncio.gather(*map(self._end_former, nannies))
         watches = {n: NannyWatch(self.scheduler, str(n)) for n, _ in before}
@@ -236,7 +240,7 @@ class DataDrop:
                 some = ", ".join(sorted(str(nanny) for nanny, _ in missing)[:3])
                 return f"{len(missing)} workers did not come back, of nannies {some}"
             await asyncio.sleep(POLL_INTERVAL)
-        await self._follow(bound)
+        await self._follow(workers)
         return ""
 
     async def _end_former(self, nanny: str) -> None:
@@ -257,19 +261,15 @@ class DataDrop:
             if ws not in former and ws.status is Status.running
         }
 
-    async def _end_processes(self, workers: Collection[Any]) -> dict[Any, set[Any]]:
-        """End the processes; return keys that are bound to them, by identity."""
+    async def _end_processes(self, workers: Collection[Any]) -> None:
         scheduler, name = self.scheduler, f"clustertune-drop-{time()}"
-        bound: dict[Any, set[Any]] = {}
         try:
             if self.addresses is None:
                 unpublish_all(scheduler)
                 await scheduler.restart(
                     timeout=NANNY_TIMEOUT, wait_for_workers=False, stimulus_id=name
                 )
-                return bound
-            for ws in workers:
-                bound[identity(ws), ws.address] = await bound_to(scheduler, ws.address)
+                return
             tasks = [ts for ws in workers for ts in ws.processing]
             self.cancelled = await cancel(scheduler, tasks)
             for ws in workers:
@@ -284,14 +284,14 @@ class DataDrop:
             )
         except asyncio.TimeoutError:
             logger.warning("not all processes ended within %g s", NANNY_TIMEOUT)
-        return bound
 
-    async def _follow(self, bound: dict[Any, set[Any]]) -> None:
+    async def _follow(self, workers: Collection[Any]) -> None:
         """Bind tasks to the new addresses; otherwise they could never be computed."""
-        there = {identity(ws): ws for ws in self.scheduler.workers.values()}
-        for (who, address), keys in bound.items():
-            if who in there and there[who].address != address:
-                await follow(self.scheduler, keys, {address}, there[who].address)
+        there = {identity(ws): ws.address for ws in self.scheduler.workers.values()}
+        for ws in workers:
+            former, address = ws.address, there.get(identity(ws), ws.address)
+            if former in self.bound and former != address:
+                await follow(self.scheduler, self.bound[former], {former}, address)
 
     async def _refuse_silent(self) -> None:
         self._refuse()
@@ -329,23 +329,34 @@ class DataDrop:
             self._refuse_others(wanting)
             self.keys += there
             self.nbytes += ts.nbytes if there else 0
+        for client in self.scheduler.clients.values():  # which may want more by now
+            if any(ts.state in ("memory", *COMING) for ts in client.wants_what):
+                self._refuse_others({client.client_key})
 
     async def _count_named(self) -> None:
         """Count keys that only the named workers have, and that are not computed."""
         workers = self._workers()
-        for ws in workers:
-            for ts in _waiting_for(ws.processing):
-                self._refuse_others({c.client_key for c in ts.who_wants})
-        ending, counted = set(workers), set()
-        fates: dict[Any, bool] = {}
-        held = (ts for ws in workers for ts in list(ws.has_what))
-        async for ts in in_turns(held):
-            lost = ts.who_has and _ends_with(ts, ending, fates)
-            if lost and ts.key not in counted:
-                self._refuse_others({c.client_key for c in ts.who_wants or ()})
-                counted.add(ts.key)
-                self.keys += 1
-                self.nbytes += ts.nbytes
+        ending, fates = set(workers), dict[Any, bool]()
+        begun = [ts for ws in workers for ts in ws.processing]
+        async for ts in in_turns(_waiting_for(begun)):
+            self._refuse_wanted(ts)
+        held: Any = (ts for ws in workers for ts in list(ws.has_what))
+        while held:
+            async for ts in in_turns(_judged(held, ending, fates)):
+                if ts.who_has and fates.get(ts):
+                    self._refuse_wanted(ts)
+                    self.keys += 1
+                    self.nbytes += ts.nbytes
+            held = [  # keys that have come meanwhile, which are the last ones
+                ts
+                for ws in workers
+                for ts in takewhile(lambda t: t not in fates, reversed(ws.has_what))
+            ]
+        for ts in [ts for ws in workers for ts in ws.processing]:  # the new ones, too
+            self._refuse_wanted(ts)
+
+    def _refuse_wanted(self, ts: Any) -> None:
+        self._refuse_others({c.client_key for c in ts.who_wants or ()})
 
     def _refuse_others(self, wanting: Collection[str]) -> None:
         if not self.others and set(wanting) - {self.owner}:
@@ -363,39 +374,42 @@ class DataDrop:
         }
 
 
-def _ends_with(ts: Any, workers: Collection[Any], fates: dict[Any, bool]) -> bool:
-    """Whether Dask cannot compute a task's result again after the end of workers.
+def _judged(
+    tasks: Iterable[Any], workers: Collection[Any], fates: dict[Any, bool]
+) -> Iterator[Any]:
+    """Judge whether Dask cannot compute results again after the end of workers.
 
-    ``fates`` has the answers for the tasks that were looked at.
+    Yields tasks and their inputs. The last time that a task is yielded, ``fates`` has
+    its answer. Tasks that have one already are not yielded.
     """
-    todo = [ts]
-    while todo:
-        one = todo[-1]
-        if one.state in COMING or (one.who_has and not one.who_has <= workers):
-            fates[one] = False
-        elif one.state == "erred" or not is_computable(one):
-            fates[one] = True
-        new = [] if one in fates else [d for d in one.dependencies if d not in fates]
-        if new:
-            todo += new
-            continue
-        todo.pop()
-        if one not in fates:
-            fates[one] = any(fates[d] for d in one.dependencies)
-    return fates[ts]
+    for ts in tasks:
+        todo = [ts]
+        while todo:
+            one = todo[-1]
+            if one in fates:
+                todo.pop()
+                continue
+            if one.state in COMING or (one.who_has and not one.who_has <= workers):
+                fates[one] = False
+            elif one.state == "erred" or not is_computable(one):
+                fates[one] = True
+            elif new := [d for d in one.dependencies if d not in fates]:
+                todo += new
+            else:
+                fates[one] = any(fates[d] for d in one.dependencies)
+            yield one
 
 
 def _waiting_for(tasks: Iterable[Any]) -> Iterator[Any]:
-    """Yield wanted tasks among these, and among the tasks that wait for them."""
-    todo, seen = list(tasks), set()
+    """Yield these tasks, and the tasks that wait for them."""
+    seen = set(tasks)
+    todo = list(seen)
     while todo:
         ts = todo.pop()
-        if ts in seen:
-            continue
-        seen.add(ts)
-        if ts.who_wants:
-            yield ts
-        todo += [d for d in ts.dependents if d.state in COMING]
+        yield ts
+        new = {d for d in ts.dependents if d.state in COMING} - seen
+        seen |= new
+        todo += new
 
 
 def failed_fits(scheduler: Any, worker: Any) -> list[Any]:
@@ -423,9 +437,9 @@ async def cancel(scheduler: Any, tasks: Iterable[Any]) -> int:
     """
     going: dict[str, list[Any]] = {}
     count = 0
-    for ts in _waiting_for(tasks):
-        count += 1
-        for client in ts.who_wants:
+    async for ts in in_turns(_waiting_for(tasks)):
+        count += bool(ts.who_wants)
+        for client in ts.who_wants or ():
             going.setdefault(client.client_key, []).append(ts.key)
     await release_for(scheduler, going, CANCELLED)
     return count

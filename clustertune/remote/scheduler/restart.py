@@ -156,7 +156,7 @@ class WorkerRestart:
         """Return the progress as plain data."""
         return {
             "doing": self.doing,
-            "keys": len(self.held),
+            "keys": max(0, len(self.held) - (self.lost or 0)),
             "nbytes": self.nbytes,
             "lost": self.lost,
             "again": self.recomputed,
@@ -209,7 +209,7 @@ class WorkerRestart:
             await self._wait_for_tasks(worker)
             self.doing = "testing whether its keys can be sent"
             await self._refuse_unsendable(worker)
-            self.bound = await bound_to(self.scheduler, self.address)
+            self.bound = (await bound_to(self.scheduler, [self.address]))[self.address]
             # workers whose tasks are ended start their next processes at once
             async with nullcontext() if self.end_tasks else self.turn:
                 replaced = await self._replace(worker)

@@ -396,7 +396,7 @@ class ScheduleRunner:
             "problem": problem[:MAX_TEXT],
             "restarted": [turn["worker"] for turn in turns if turn["address"]],
             "left": list(schedule.left or ()),
-            "keys": sum(turn["keys"] for turn in turns),
+            "keys": sum(turn["keys"] for turn in turns if turn["address"]),
             "nbytes": sum(turn["nbytes"] for turn in turns),
             "lost": None if None in lost else sum(lost),  # None: unknown
         }

@@ -158,7 +158,9 @@ def features(partition: Any) -> dict[str, Any]:
 
 def labels(partition: Any) -> dict[str, Any]:
     """The answers of :func:`distinct` and :func:`classes`, without positions."""
-    return {**distinct(partition), **classes(partition, 0)}
+    found = classes(partition, 0)
+    names = found["classes"] and [name for name, _ in found["classes"]]
+    return {**found, "texts": _texts(partition), "distinct": names}
 
 
 def distinct(partition: Any) -> dict[str, Any]:

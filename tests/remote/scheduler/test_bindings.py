@@ -193,7 +193,7 @@ async def test_two_workers_that_swap_their_addresses(c, s, a, b):
     one = c.submit(abs, -1, workers=[a.address], key="one")
     two = c.submit(abs, -2, workers=[b.address], key="two")
     await wait([one, two])
-    of_a, of_b = await bound_to(s, a.address), await bound_to(s, b.address)
+    of_a, of_b = (await bound_to(s, [a.address, b.address])).values()
     assert (of_a, of_b) == ({"one"}, {"two"})
     # both have been restarted, and each has what was the other's
     await follow(s, of_a, {a.address}, b.address)

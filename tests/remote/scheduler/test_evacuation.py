@@ -63,6 +63,21 @@ async def test_a_replica_on_a_silent_worker_does_not_count(
 
 
 @gen_cluster(client=True, nthreads=HOSTS)
+async def test_a_replica_that_disappears(
+    c: Any, s: Any, a: Any, b: Any, near: Any
+) -> None:
+    """Its key moves in the next round, and counts once."""
+    await c.amm.stop()
+    (future,) = await c.scatter([1], workers=[a.address])
+    await c.replicate([future], workers=[a.address, b.address])
+    found = evacuation(s, a, {b.address: 0, near.address: 0})
+    await found.assign(s.workers[a.address])
+    s.remove_replica(s.tasks[future.key], s.workers[b.address])
+    await found.assign(s.workers[a.address])
+    assert len(found.held) == len(found.held.away) == 1
+
+
+@gen_cluster(client=True, nthreads=HOSTS)
 async def test_a_silent_worker_gets_no_keys(
     c: Any, s: Any, a: Any, b: Any, near: Any
 ) -> None:

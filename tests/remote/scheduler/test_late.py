@@ -10,6 +10,8 @@ from distributed import Nanny, Status
 from distributed.nanny import WorkerProcess
 
 import clustertune
+from clustertune.actions.cluster.workers import _restarted
+from clustertune.core.model import Retire
 from clustertune.errors import TimedOutError
 from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.nanny import Refused
@@ -107,8 +109,11 @@ async def test_keys_that_do_not_return(
         "its nanny does not answer; 3 keys are still on other workers "
         f"(3 keys: {a.address} sends no heartbeats)"
     )
-    assert work.state()["unchanged"] is False
+    state = work.state() | {"finished": True, "error": problem}
+    assert state["unchanged"] is False
     assert work.lost == 0
+    args = Retire(id="a", address=a.address, process_limits={}, wait=1)
+    assert _restarted(args, state, {}).details == "3 keys to move away; lost 0"
     assert await c.gather(kept) == [1, 2, 3]
 
 

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from distributed import Client, Event, Nanny, wait
 
 import clustertune
+from clustertune.remote.scheduler.jobs import Jobs
+from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.plugin import NAME
+from clustertune.remote.scheduler.release import DataDrop
+from clustertune.remote.scheduler.restart import WorkerRestart
 from tests.actions.cluster.test_lease import opened, quietly
 from tests.in_process import gen_cluster
-from tests.processes import at_gate, soon
+from tests.processes import at_gate, endless, soon
 
 TWO = [("127.0.0.1", 1)] * 2
 THREE = [("127.0.0.1", 1)] * 3
@@ -155,6 +160,23 @@ async def test_another_client_restarts_the_cluster(
     del values, busy
 
 
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_removal_without_its_event(c: Any, s: Any, a: Any, b: Any) -> None:
+    """The number of its lost keys is unknown, also for a running restart."""
+    gate, jobs = Event("gate", client=c), Jobs(s, ManagerHold(s))
+    work = WorkerRestart(s, jobs.manager, a.address, {}, {b.address: 0}, 60, 60, True)
+    jobs.begin("me")
+    busy = c.submit(at_gate, gate.name, workers=[a.address])
+    await soon(lambda: s.workers[a.address].processing)
+    name = jobs.restart(work)
+    jobs.worker_removed(b.address, "test")
+    await gate.set()
+    await jobs.kept[name].task
+    assert work.lost is None
+    assert await jobs.end() is None
+    del busy
+
+
 @gen_cluster(nthreads=TWO, **NANNIES)
 async def test_a_drop_of_all_workers_counts_its_keys(
     c: Any, s: Any, *nannies: Any
@@ -166,3 +188,62 @@ async def test_a_drop_of_all_workers_counts_its_keys(
     assert report.lost == ()
     assert report.status == "done"
     del values
+
+
+@pytest.mark.parametrize(
+    ("named", "late"), [(False, "task"), (True, "task"), (True, "key")]
+)
+@gen_cluster(nthreads=TWO, **NANNIES)
+async def test_what_others_start_during_the_count_of_a_drop(
+    c: Any, s: Any, *nannies: Any, named: bool, late: str, monkeypatch: Any
+) -> None:
+    """It refuses the drop, so nothing is lost."""
+    address, came = nannies[0].worker_address, []
+    (value,) = await c.scatter([1], workers=[address], hash=False)
+
+    async def in_slow_turns(items: Any) -> Any:
+        item = None
+        async for item in in_turns(items):
+            yield item
+        if item is None or came:
+            return
+        if late == "key":
+            came.extend(await other.scatter([2], workers=[address], hash=False))
+        else:
+            came.append(other.submit(endless, workers=[address], pure=False))
+            await soon(lambda: s.workers[address].processing)
+
+    names = DataDrop._count.__globals__
+    in_turns = names["in_turns"]
+    monkeypatch.setitem(names, "in_turns", in_slow_turns)
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        workers = [address] if named else None
+        drop = DataDrop(s, c.id, False, workers, 0, 30, b"")
+        assert f"client {other.id} wants" in await drop.run()
+        assert not drop.began
+    assert came
+    assert await value == 1
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_a_drop_reads_long_graphs_in_turns(
+    c: Any, s: Any, a: Any, monkeypatch: Any
+) -> None:
+    """The walks over inputs, and over tasks that wait, let the event loop run."""
+    done, length = c.submit(int, 1), 40
+    for _ in range(length):
+        done = c.submit(abs, done)
+    await done
+    first = waiting = c.submit(at_gate, "gate")
+    for _ in range(length):
+        waiting = c.submit(str, waiting)
+    await soon(lambda: len(s.tasks) == 2 * length + 2)
+    names = DataDrop._count.__globals__
+    monkeypatch.setitem(names["in_turns"].__globals__, "TURN", 0)
+    drop = DataDrop(s, c.id, False, [a.address], 0, 30, b"")
+    for work in (drop._count(), names["cancel"](s, [s.tasks[first.key]])):
+        turns, task = 0, asyncio.ensure_future(work)
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > length

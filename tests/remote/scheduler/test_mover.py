@@ -87,15 +87,12 @@ async def test_a_stopped_manager_stays_stopped(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR)
-async def test_two_holds_end_with_the_last(c, s, *workers):
-    """The manager starts after the last of two concurrent moves."""
+async def test_a_paused_manager_runs(c, s, *workers):
+    """Only its timer stops, until the end of the move."""
     hold, timer = ManagerHold(s), manager_timer(s)
-    hold.pause()
-    hold.pause()
-    hold.resume()
-    assert not timer.is_running()
-    assert hold.running()
-    hold.resume()
+    async with hold.epoch():
+        assert not timer.is_running()
+        assert hold.running()
     assert timer.is_running()
     assert s.extensions["amm"].running
 

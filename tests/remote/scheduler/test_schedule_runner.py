@@ -302,6 +302,27 @@ async def test_a_failure(
     assert {ws.status.name for ws in s.workers.values()} == {"running"}
 
 
+@gen_cluster(**NANNIES)
+async def test_kept_keys(
+    c: Any, s: Any, *nannies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lost keys do not count, nor keys of workers that were not restarted."""
+
+    async def restart(self: Any) -> str:
+        self.touched = False
+        self.held.note_away(dict.fromkeys("abc", "other"))
+        if refuses.pop():
+            return "not now"
+        self.lost, self.new_address = 1, "new"
+        return ""
+
+    refuses = [False, True]
+    monkeypatch.setattr(WorkerRestart, "run", restart)
+    _, it = begin(s)
+    await soon(lambda: it.ended)
+    assert "restarted, 2 keys (0 B moved) kept, 1 lost" in it.last
+
+
 @gen_cluster(**PLAIN)
 async def test_how_many_are_kept(c: Any, s: Any, *workers: Any) -> None:
     """All waiting schedules and the last ended ones are kept."""

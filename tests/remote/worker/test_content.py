@@ -169,3 +169,13 @@ def test_types():
     """Categories by column, of frames only."""
     assert set(content.types(FRAME)["categories"]) == {"c"}
     assert content.types(np.ones(3)) == {"categories": {}}
+
+
+def test_labels_are_sorted_once(monkeypatch):
+    """A sort of all rows takes most of the time."""
+    calls, unique = [], np.unique
+    monkeypatch.setattr(
+        np, "unique", lambda *args, **kwargs: calls.append(1) or unique(*args, **kwargs)
+    )
+    assert content.labels(np.array([1, 0, 1]))["distinct"] == [0, 1]
+    assert calls == [1]
