@@ -274,12 +274,11 @@ def retiring(client: Client) -> Iterator[dict[str, Any]]:
     work.join()
 
 
-@pytest.mark.parametrize("options", [{}, {"n_workers": 4}])
-def test_a_worker_that_retires(left: Client, options: dict[str, Any]) -> None:
+def test_a_worker_that_retires(left: Client) -> None:
     """The fit takes a checkpoint, and goes on without the worker."""
     X, y = data(left, partitions=12)  # as many for each of four, and of three workers
-    with retiring(left) as survives:
-        survived = fit(left, model("xgboost"), X, y, **survives, **options)
+    with retiring(left) as options:
+        survived = fit(left, model("xgboost"), X, y, n_workers=4, **options)
     assert len(trees(survived)) == 800
     notes = "\n".join(survived.clustertune_report_.notes)
     assert re.search(r"resumed from round \d+ after \S+ \w+ on 3 workers", notes)
