@@ -19,6 +19,7 @@ import clustertune
 from clustertune.core.report import is_refused
 from clustertune.core.results import summary_line
 from clustertune.errors import RefusedError
+from clustertune.monitor import monitor
 from clustertune.remote import ship
 from clustertune.remote.scheduler import mover
 from clustertune.remote.scheduler.mover import ManagerHold
@@ -637,6 +638,8 @@ async def test_a_frozen_worker(
     values = await c.scatter(list(range(10)), hash=False)
     await clustertune.check(c)
     monkeypatch.setitem(frozen_constants(s), "FROZEN", 5.0)
+    monkeypatch.setattr(monitor, "PATIENCE", 3.0)
+    monkeypatch.setitem(monitor.ask_workers.__kwdefaults__, "timeout", 3.0)
     address = a.worker_address
     name = s.workers[address].name
     os.kill(a.pid, signal.SIGSTOP)

@@ -14,6 +14,7 @@ import pytest
 from distributed import Client
 
 import clustertune
+from clustertune.monitor import monitor
 from tests.processes import cluster, process, until, worker_command
 from tests.remote.scheduler.test_faults_restart import (
     Restarting,
@@ -42,10 +43,13 @@ def two_nannies(folder: Path) -> Iterator[tuple[Client, int, Path]]:
             *("--preload", str(preload)),
         ) as nanny,
         Client(scheduler_file=file, set_as_default=False) as client,
+        pytest.MonkeyPatch.context() as monkeypatch,
     ):
         client.wait_for_workers(2)
         clustertune.check(client)  # the scheduler plugin is there
         client.run_on_scheduler(find_frozen_soon)
+        monkeypatch.setattr(monitor, "PATIENCE", 3.0)
+        monkeypatch.setitem(monitor.ask_workers.__kwdefaults__, "timeout", 3.0)
         try:
             yield client, nanny.pid, blocked
         finally:
