@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import multiprocessing
 import os
 import random
@@ -104,6 +105,18 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
         client.scheduler.identity, n_workers=-1
     )["workers"]
     return found
+
+
+def is_empty(dask_scheduler: Any, n_workers: int) -> bool:
+    """Return whether these workers run, and no key is left."""
+    running = len(dask_scheduler.running) == len(dask_scheduler.workers) == n_workers
+    return running and not dask_scheduler.tasks
+
+
+def empty_cluster(client: Client, n_workers: int) -> None:
+    """Wait until these workers run, and the keys of the former test are gone."""
+    gc.collect()  # caught errors have frames with futures
+    until(lambda: client.run_on_scheduler(is_empty, n_workers=n_workers), 60)
 
 
 @contextmanager

@@ -32,7 +32,6 @@ from tests.processes import (
 from tests.remote.scheduler.test_faults_restart import (
     CLIENT,
     DETOUR,
-    WAYS,
     Restarting,
     _named,
     addresses_by_name,
@@ -44,6 +43,10 @@ from tests.remote.scheduler.test_faults_restart import (
     lose_nannies_soon,
     source,
     statuses,
+)
+
+WAYS = pytest.mark.parametrize(
+    ("options", "when"), [({}, "moving its"), (DETOUR, "moving away")]
 )
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dask.core import flatten
 from distributed import Client, wait
 
 import clustertune
-from tests.processes import until
+from tests.processes import empty_cluster, local_workers, until
 
 # two processes would count the resources twice, so the keys move to other workers
 DETOUR = {"resources": {"a": 1}}
@@ -66,6 +67,11 @@ def lose_clients_soon(dask_scheduler: Any) -> None:
     owners = dask_scheduler.plugins["clustertune"].owners
     assert owners.grace == 15
     owners.grace = 3
+
+
+def be_patient(dask_scheduler: Any) -> None:
+    """Undo ``lose_clients_soon``: a client sends a heartbeat every 5 s."""
+    dask_scheduler.plugins["clustertune"].owners.grace = 15
 
 
 def lose_nannies_soon(dask_scheduler: Any) -> None:
@@ -126,25 +132,48 @@ def assert_equal(client: Client, X: da.Array) -> None:
     assert found == checksums()
 
 
-def start(
-    local_cluster: Any, **options: Any
-) -> tuple[Client, da.Array, list[int], list[str]]:
-    cluster, client = local_cluster(3, **options)
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Client]:
+    """Client of three workers that are killed, and come back."""
+    with local_workers(3, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def detour() -> Iterator[Client]:
+    """Client of three workers whose keys move to other workers."""
+    with local_workers(3, set_as_default=False, **DETOUR) as client:
+        yield client
+
+
+@pytest.fixture(params=["moving its", "moving away"])
+def way(request: Any) -> tuple[Client, str]:
+    """Return both clients, each with a stage of its restarts."""
+    name = "plain" if request.param == "moving its" else "detour"
+    return request.getfixturevalue(name), request.param
+
+
+def start(client: Client) -> tuple[da.Array, list[int], list[str]]:
+    """Return data, and the pids and addresses of the workers, by name."""
+    until(lambda: set(client.run_on_scheduler(addresses_by_name)) == {0, 1, 2})
+    empty_cluster(client, 3)
     clustertune.check(client)  # the scheduler plugin is there
     X = client.persist(source())
-    wait(X)
-    addresses = [cluster.workers[i].worker_address for i in range(3)]
+    with client.as_current():
+        wait(X)
+    addresses = [_named(client, i) for i in range(3)]
     pids = client.run(os.getpid)
-    return client, X, [pids[a] for a in addresses], addresses
+    return X, [pids[a] for a in addresses], addresses
 
 
 @pytest.mark.parametrize(
     ("when", "victim"),
     [("moving away", 0), ("moving away", 1), ("restarting", 1), ("moving its", 0)],
 )
-def test_a_worker_is_killed(local_cluster: Any, when: str, victim: int) -> None:
+def test_a_worker_is_killed(detour: Client, when: str, victim: int) -> None:
     """The emptied worker is killed, or a target, or the restarted process."""
-    client, X, pids, addresses = start(local_cluster, **DETOUR)
+    client = detour
+    X, pids, addresses = start(client)
     # scattered, so lost with the only worker that has it: on one that is not killed
     kept = client.scatter(
         [np.full(10, i) for i in range(5)], hash=False, workers=[addresses[2]]
@@ -171,9 +200,10 @@ def test_a_worker_is_killed(local_cluster: Any, when: str, victim: int) -> None:
         ("moving its", "other"),
     ],
 )
-def test_a_process_is_killed(local_cluster: Any, when: str, victim: str) -> None:
+def test_a_process_is_killed(plain: Client, when: str, victim: str) -> None:
     """While two processes of one worker run: the other one continues."""
-    client, X, pids, addresses = start(local_cluster)
+    client = plain
+    X, pids, addresses = start(client)
     kept = client.scatter(
         [np.full(10, i) for i in range(5)],
         hash=False,
@@ -215,18 +245,11 @@ clustertune.restart_workers(client)
 """
 
 
-WAYS = pytest.mark.parametrize(
-    ("options", "when"), [({}, "moving its"), (DETOUR, "moving away")]
-)
-
-
-@WAYS
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_client_dies_or_freezes(
-    local_cluster: Any, options: Any, when: str, fate: int
-) -> None:
+def test_the_client_dies_or_freezes(way: tuple[Client, str], fate: int) -> None:
     """The scheduler finishes the current worker, and then frees the cluster."""
-    client, X, _, _ = start(local_cluster, **options)
+    client, when = way
+    X, _, _ = start(client)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     address = client.scheduler.address
     command = [sys.executable, "-c", CLIENT, address]
@@ -237,13 +260,14 @@ def test_the_client_dies_or_freezes(
         client.run_on_scheduler(lose_clients_soon)
         other.send_signal(fate)
         assert_whole(client, X, kept)
+        client.run_on_scheduler(be_patient)
         other.kill()
 
 
-@WAYS
-def test_interrupted(local_cluster: Any, options: Any, when: str) -> None:
+def test_interrupted(way: tuple[Client, str]) -> None:
     """^C undoes the restart, or the keys arrive in the new process."""
-    client, X, _, _ = start(local_cluster, **options)
+    client, when = way
+    X, _, _ = start(client)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     main = threading.main_thread().ident
     assert main is not None
@@ -264,7 +288,8 @@ def test_a_process_that_does_not_start(local_cluster: Any, tmp_path: Path) -> No
     """The former process keeps the keys and its name, and runs tasks."""
     broken, preload = tmp_path / "broken", tmp_path / "preload.py"
     preload.write_text(f"import os; assert not os.path.exists({str(broken)!r})")
-    client, X, pids, _ = start(local_cluster, preload=[str(preload)])
+    _, client = local_cluster(3, preload=[str(preload)])
+    X, pids, _ = start(client)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     before = client.run_on_scheduler(addresses_by_name)
     broken.touch()
@@ -279,9 +304,10 @@ def test_a_process_that_does_not_start(local_cluster: Any, tmp_path: Path) -> No
     assert_whole(client, X, kept)
 
 
-def test_two_at_once(local_cluster: Any) -> None:
+def test_two_at_once(plain: Client) -> None:
     """The second call waits for the first."""
-    client, X, _, _ = start(local_cluster)
+    client = plain
+    X, _, _ = start(client)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     with Client(client.scheduler.address, set_as_default=False) as other:
         both = [Restarting(client, workers=[0]), Restarting(other, workers=[1])]
