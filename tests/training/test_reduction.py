@@ -31,8 +31,7 @@ from clustertune.errors import (
 )
 from clustertune.training import map_reduce, reduction
 from tests.in_process import gen_cluster
-from tests.processes import blocking, soon, until
-from tests.processes import cluster as processes
+from tests.processes import soon, until
 
 TWO = [("127.0.0.1", 2), ("127.0.0.1", 1)]
 BIG = np.arange(1_200_000.0)  # large enough for a separate task
@@ -400,16 +399,3 @@ def test_workers_that_are_killed(local_cluster: Any, tmp_path: Path) -> None:
 
 def tasks(client: Client) -> Any:
     return client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
-
-
-@pytest.mark.slow
-def test_workers_need_no_clustertune(tmp_path: Path) -> None:
-    with (
-        processes(tmp_path, 2, **blocking(tmp_path)) as file,
-        Client(scheduler_file=file) as client,
-    ):
-        client.wait_for_workers(2, timeout=200)
-        found = map_reduce(client, lambda i, w: w[:2] * i, range(9), broadcast=(BIG,))
-        assert found.tolist() == [0, 36]
-        with pytest.raises(FunctionError, match="item 3: ZeroDivisionError"):
-            map_reduce(client, lambda i: 1 / (i - 3), range(9))
