@@ -608,27 +608,27 @@ async def test_data_of_another_cluster(c, s, a):
             clustertune.prepare(c, X, data)
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "text"),
-    [
-        ("estimator", "xgb", "'xgb' is no known workload; choose from generic, glm"),
-        ("estimator", ["xgb"], "estimator=list is not one .* its workload instead"),
-        ("estimator", 1, "estimator=int is not one .* workload instead: generic"),
-        ("n_workers", 0, "n_workers=0 must be a whole number"),
-        ("on_low_memory", "yes", 'on_low_memory=\'yes\' must be "report" or "raise"'),
-        ("dry_run", 1, "dry_run=1 must be True or False"),
-        ("timeout", "soon", "timeout='soon' must be a duration"),
-        ("workers", "0", "workers='0' must be a list"),
-        ("workers", ["absent"], r"workers: there is no absent .* are 0"),
-    ],
-)
+WRONG: list[tuple[str, Any, str]] = [
+    ("estimator", "xgb", "'xgb' is no known workload; choose from generic, glm"),
+    ("estimator", ["xgb"], "estimator=list is not one .* its workload instead"),
+    ("estimator", 1, "estimator=int is not one .* workload instead: generic"),
+    ("n_workers", 0, "n_workers=0 must be a whole number"),
+    ("on_low_memory", "yes", 'on_low_memory=\'yes\' must be "report" or "raise"'),
+    ("dry_run", 1, "dry_run=1 must be True or False"),
+    ("timeout", "soon", "timeout='soon' must be a duration"),
+    ("workers", "0", "workers='0' must be a list"),
+    ("workers", ["absent"], r"workers: there is no absent .* are 0"),
+]
+
+
 @gen_cluster(client=True, nthreads=ONE)
-async def test_other_arguments(c, s, a, argument, value, text):
+async def test_other_arguments(c, s, a):
     """Each argument is checked before any change on the cluster."""
-    with pytest.raises(ValueError, match=text):
-        await clustertune.prepare(c, X, Y, **{argument: value})
-    assert not s.tasks
-    assert "clustertune" not in s.plugins
+    for argument, value, text in WRONG:
+        with pytest.raises(ValueError, match=text):
+            await clustertune.prepare(c, X, Y, **{argument: value})
+        assert not s.tasks
+        assert "clustertune" not in s.plugins
 
 
 @gen_cluster(client=True, nthreads=ONE)
