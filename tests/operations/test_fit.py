@@ -387,6 +387,7 @@ def test_the_ranker_of_lightgbm(client: Client) -> None:
 
 # --- refused before anything changes --------------------------------------------------
 
+NO_FILE = "/proc/no-such-folder/model.checkpoint"
 PAIR = [tuple(rows(x) for x in (VALUES, LABELS))]
 WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("xgboost", {}, TypeError, "estimator='xgboost' is no estimator"),
@@ -417,6 +418,36 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ),
     (KMeans(), {"sample_weight": PAIR[0][1]}, ValueError, "takes no sample_weight="),
     (KMeans(), {"n_workers": 0}, ValueError, "n_workers=0"),
+    (
+        dxgb.DaskXGBClassifier(),
+        {"max_failures": -2},
+        ValueError,
+        "max_failures=-2 must be an integer from -1",
+    ),
+    (
+        dxgb.DaskXGBClassifier(),
+        {"max_failures": 1.5},
+        ValueError,
+        "max_failures=1.5 must be an integer from -1",
+    ),
+    (
+        dxgb.DaskXGBClassifier(),
+        {"checkpoint_every": "soon"},
+        ValueError,
+        "checkpoint_every",
+    ),
+    (
+        lgb.DaskLGBMClassifier(boosting_type="dart"),
+        {"max_failures": 1},
+        ValueError,
+        "dart.*changes earlier trees",
+    ),
+    (
+        dxgb.DaskXGBClassifier(),
+        {"checkpoint_path": NO_FILE},
+        OSError,
+        f"checkpoint_path='{NO_FILE}' cannot be written: ",
+    ),
 ]
 
 

@@ -439,28 +439,6 @@ def test_data_that_cannot_come_back(client: Client) -> None:
         fit(client, model("xgboost"), X, y, progress=watcher, max_failures=1)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"max_failures": -2}, "max_failures=-2 must be an integer from -1"),
-        ({"max_failures": 1.5}, "max_failures=1.5 must be an integer from -1"),
-        ({"checkpoint_every": "soon"}, "checkpoint_every"),
-    ],
-)
-def test_wrong_arguments(client: Client, options: dict[str, Any], text: str) -> None:
-    X, y = data(client)
-    with pytest.raises((TypeError, ValueError), match=text):
-        clustertune.fit(client, model("xgboost"), X, y, **options)
-
-
-def test_a_model_without_continuation(client: Client) -> None:
-    """LightGBM's dart changes earlier trees; the fit is refused before it begins."""
-    X, y = data(client)
-    dart = model("lightgbm", boosting_type="dart")
-    with pytest.raises(ValueError, match=r"dart.*changes earlier trees"):
-        fit(client, dart, X, y, max_failures=1)
-
-
 def test_two_fits_lose_the_same_worker(tmp_path: Path) -> None:
     """Each waits for a restart that the hold of the other would keep from beginning."""
     trains = Event()
@@ -619,13 +597,3 @@ class Rounds(xgboost.callback.TrainingCallback):
     def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
         get_worker().log_event("rounds", epoch)
         return False
-
-
-def test_a_file_that_cannot_be_written(client: Client) -> None:
-    """The fit does not begin."""
-    path = "/proc/no-such-folder/model.checkpoint"
-    known = set(client.futures)
-    with pytest.raises(OSError, match=f"checkpoint_path='{path}' cannot be written: "):
-        fit(client, model("xgboost"), *lazy(), checkpoint_path=path)
-    # futures of earlier tests may be collected meanwhile
-    assert set(client.futures) <= known
