@@ -568,13 +568,12 @@ def test_a_fit_that_raises(
 
 
 def test_a_worker_that_is_killed(
-    local_cluster: Any, history: Path, caplog: pytest.LogCaptureFixture
+    client: Client, history: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error names the worker, its cause is the library's, the data is there.
 
     XGBoost itself may wait for a killed worker without end, so another model is used.
     """
-    _, client = local_cluster(2)
     first = min(workers_of(client))
 
     def work(X: Any, y: Any) -> None:
@@ -661,9 +660,8 @@ async def drop(dask_scheduler: Any, address: str, keys: list[Any]) -> None:
     )
 
 
-def test_rows_that_change(local_cluster: Any, tmp_path: Path) -> None:
+def test_rows_that_change(client: Client, tmp_path: Path) -> None:
     """A file changed and a worker died, so Dask loaded other rows: that is an error."""
-    _, client = local_cluster(2)
     file = tmp_path / "rows.npy"
     np.save(file, VALUES)
 
