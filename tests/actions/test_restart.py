@@ -25,11 +25,10 @@ from clustertune.remote.scheduler import mover
 from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
-from tests.in_process import gen_cluster
+from tests.in_process import THREE, gen_cluster
 from tests.processes import soon, until
 from tests.remote.scheduler.test_faults_restart import frozen_constants
 
-THREE = [("127.0.0.1", 1)] * 3
 NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny}
 OPTIONS = {"worker_kwargs": {"memory_limit": "1 GiB"}}
 # two processes would count the resources twice, so the keys move to other workers

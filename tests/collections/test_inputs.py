@@ -22,13 +22,12 @@ from clustertune.collections.inputs import Inputs, gather
 from clustertune.core.model import Goal
 from clustertune.integrations.libraries import GENERIC, choose, refuse
 from clustertune.planner import remedies
-from tests.in_process import gen_cluster
+from tests.in_process import ONE, gen_cluster
 
 X = da.ones((100, 4), chunks=(10, 4))
 Y = da.zeros(100, chunks=10)
 PANDAS = pd.DataFrame({"a": range(100), "b": np.arange(100, dtype="float32"), "c": "s"})
 FRAME = dd.from_pandas(PANDAS, npartitions=5)
-ONE = [("127.0.0.1", 1)]
 
 
 def labels(given: Inputs) -> list[tuple[str, list[str]]]:
