@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,9 @@ from distributed import Client, futures_of, wait
 import clustertune
 from clustertune.remote.scheduler import mover
 from tests.processes import (
+    Call,
     empty_cluster,
+    interrupted_when,
     local_workers,
     process,
     stop_stealing,
@@ -121,29 +122,13 @@ def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
     assert np.array_equal(t, x[:, 0] * 2)
 
 
-class Preparing(threading.Thread):
-    """``prepare`` in a thread."""
-
-    def __init__(self, client: Client, *collections: Any):
-        super().__init__()
-        self.arguments = client, *collections
-        self.result: Any = None
-
-    def run(self) -> None:
-        try:
-            self.result = clustertune.prepare(*self.arguments)
-        except Exception as error:
-            self.result = error
-
-
 @pytest.mark.parametrize("victim", ["source", "target"])
 def test_a_worker_is_killed_in_mid_move(uneven: Any, victim: str) -> None:
     """Whichever worker is killed, prepare ends with all rows, paired and even, on the
     remaining workers.
     """
     client, first, X, y = uneven
-    preparing = Preparing(client, X, y)
-    preparing.start()
+    preparing = Call(clustertune.prepare, client, X, y)
     until(lambda: moving(client))
     pids = client.run(os.getpid)
     target = first if victim == "source" else next(w for w in pids if w != first)
@@ -162,18 +147,11 @@ def test_a_worker_is_killed_in_mid_move(uneven: Any, victim: str) -> None:
 def test_interrupted_in_mid_move(uneven: Any) -> None:
     """^C stops the move; every row exists, and the lease is free."""
     client, _, X, y = uneven
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        until(lambda: moving(client))
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with (
+        interrupted_when(lambda: moving(client)),
+        pytest.raises(KeyboardInterrupt),
+    ):
         clustertune.prepare(client, X, y)
-    thread.join()
     settled(client)
     assert_whole(client, X, y)
 
@@ -197,8 +175,7 @@ def test_the_time_is_over_in_mid_move(uneven: Any) -> None:
 def test_a_paused_target_is_planned_around(uneven: Any) -> None:
     """A worker that pauses during a move gets no more keys; the others share them."""
     client, first, X, y = uneven
-    preparing = Preparing(client, X, y)
-    preparing.start()
+    preparing = Call(clustertune.prepare, client, X, y)
     until(lambda: moving(client))
     victim = next(w for w in workers_of(client) if w != first)
     client.run(pause, workers=[victim])

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
+from functools import partial
 from time import sleep
 from typing import Any
 
@@ -18,8 +18,8 @@ import pytest
 from distributed import Client, wait
 
 import clustertune
-from tests.operations.test_faults import Preparing, pause, resume
-from tests.processes import empty_cluster, local_workers, until
+from tests.operations.test_faults import pause, resume
+from tests.processes import Call, empty_cluster, interrupted_when, local_workers, until
 
 ROWS, COLUMNS = 300_000, 10
 SEED = 7
@@ -101,8 +101,7 @@ def test_a_worker_is_killed(
     """Whichever worker is killed, prepare ends with every row, paired and even."""
     X, y = given(client, what)
     pids = list(client.run(os.getpid).values())
-    preparing = Preparing(client, X, y)
-    preparing.start()
+    preparing = Call(clustertune.prepare, client, X, y)
     until(lambda: at_work(client, fraction))
     assert preparing.is_alive()
     os.kill(pids[victim], signal.SIGKILL)
@@ -118,8 +117,7 @@ def test_a_worker_is_killed(
 def test_a_worker_pauses(client: Client, what: str) -> None:
     """Its tasks that have not begun run on the other workers."""
     X, y = given(client, what)
-    preparing = Preparing(client, X, y)
-    preparing.start()
+    preparing = Call(clustertune.prepare, client, X, y)
     until(lambda: at_work(client, 0.1))
     last = list(client.nthreads())[-1]
     client.run(pause, workers=[last])
@@ -134,18 +132,9 @@ def test_a_worker_pauses(client: Client, what: str) -> None:
 def test_interrupted(client: Client, what: str) -> None:
     """After ^C the new partitions are released; the given data is unchanged."""
     X, y = given(client, what)
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        until(lambda: at_work(client, 0.0))
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    begun = partial(at_work, client, 0.0)
+    with interrupted_when(begun), pytest.raises(KeyboardInterrupt):
         clustertune.prepare(client, X, y)
-    thread.join()
     until(lambda: client.run_on_scheduler(restricted) == 0)
     until(lambda: client.run_on_scheduler(bound)["all"] == 0)
     assert_whole(client, *clustertune.prepare(client, X, y))

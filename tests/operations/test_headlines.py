@@ -20,7 +20,7 @@ from clustertune.core.sections import headlines
 from clustertune.errors import TimedOutError
 from tests.processes import at_gate, empty_cluster, local_workers, until, workers_of
 from tests.processes import cluster as processes
-from tests.remote.scheduler.test_faults_restart import Restarting
+from tests.remote.scheduler.test_faults_restart import begin_restart
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +86,7 @@ def test_a_worker_that_ends_does_not_stop_the_others(client: Client) -> None:
     ]
     wait(kept)
     pids = client.run(os.getpid)
-    restarting = Restarting(client, wait="1 minute", timeout="2 minutes")
-    restarting.start()
+    restarting = begin_restart(client, wait="1 minute", timeout="2 minutes")
     until(lambda: workers_of(client)[address]["status"] == "closing_gracefully")
     os.kill(pids[address], signal.SIGKILL)
     restarting.join(120)
@@ -119,8 +118,7 @@ def test_a_busy_worker_while_another_one_ends(client: Client) -> None:
     wait(kept)
     until(lambda: len(client.run_on_scheduler(known_keys)) == 2)
     pids = client.run(os.getpid)
-    restarting = Restarting(client, workers=[workers[first]["name"]], wait="5 s")
-    restarting.start()
+    restarting = begin_restart(client, workers=[workers[first]["name"]], wait="5 s")
     until(lambda: workers_of(client)[first]["status"] == "closing_gracefully")
     os.kill(pids[other], signal.SIGKILL)
     restarting.join(120)
@@ -181,8 +179,7 @@ def test_the_time_is_over_after_a_loss(client: Client) -> None:
     del data
     wait(kept)
     pids = client.run(os.getpid)
-    restarting = Restarting(client, workers=[first], timeout="6 s")
-    restarting.start()
+    restarting = begin_restart(client, workers=[first], timeout="6 s")
     until(lambda: workers_of(client)[first]["status"] == "closing_gracefully")
     os.kill(pids[other], signal.SIGKILL)
     restarting.join(120)

@@ -37,7 +37,7 @@ from tests.operations.training import (
     is_training,
     train_until,
 )
-from tests.processes import cluster, process, until, workers_of
+from tests.processes import cluster, interrupted_when, process, until, workers_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -348,16 +348,13 @@ def test_interrupted_while_it_resumes(client: Client) -> None:
         if text.endswith("the fit continues"):
             resumes.set()
 
-    def interrupt() -> None:
+    def resuming() -> bool:
         assert resumes.wait(200)
         client.run_on_scheduler(lambda: None)  # the call of progress has returned
-        os.kill(os.getpid(), signal.SIGINT)
+        return True
 
-    striker = Thread(target=interrupt)
-    striker.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_when(resuming), pytest.raises(KeyboardInterrupt):
         fit(client, model("xgboost"), X, y, progress=progress, max_failures=1)
-    striker.join()
     assert watcher.action is None
     check_whole(client, X, y)
     fit(client, model("xgboost", n_estimators=5), X, y, progress=False)

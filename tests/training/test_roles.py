@@ -31,12 +31,11 @@ from clustertune.remote import ship
 from clustertune.remote.ending import within
 from clustertune.training import frameworks, remote_roles, run_roles
 from clustertune.training.frameworks import Framework
-from tests.in_process import gen_cluster
-from tests.processes import soon, until
+from tests.in_process import TWO, gen_cluster
+from tests.processes import interrupted_when, soon, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
-TWO = [("127.0.0.1", 1)] * 2
 THREE = [("127.0.0.1", 2)] * 3
 
 
@@ -540,18 +539,10 @@ def test_killed_and_interrupted(local_cluster: Any) -> None:
         list(roles.scores)
     client.wait_for_workers(2, timeout=200)
 
-    main, waiting = threading.get_ident(), threading.Event()
-
-    def interrupt() -> None:
-        waiting.wait()
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    waiting = threading.Event()
     roles = run_roles(client, {"worker": (2, lambda ctx: ctx.wait())})
-    with pytest.raises(KeyboardInterrupt), roles:
+    with interrupted_when(waiting.wait), pytest.raises(KeyboardInterrupt), roles:
         roles.result(waiting.set())
-    thread.join()
     assert repr(roles) == "<Roles: worker: ended, ended>"
     until(lambda: not left_there(client))
 

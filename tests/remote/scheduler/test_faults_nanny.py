@@ -17,7 +17,7 @@ import clustertune
 from clustertune.monitor import monitor
 from tests.processes import cluster, process, until, worker_command
 from tests.remote.scheduler.test_faults_restart import (
-    Restarting,
+    begin_restart,
     doing,
     find_frozen_soon,
     is_free,
@@ -73,8 +73,7 @@ def test_a_frozen_nanny(tmp_path: Path, when: str) -> None:
         else:
             os.kill(nanny, signal.SIGSTOP)
         # the frozen one is the second, because it has more data
-        restarting = Restarting(client, timeout="3 minutes")
-        restarting.start()
+        restarting = begin_restart(client, timeout="3 minutes")
         if when != "before":
             until(lambda: client.run_on_scheduler(doing) == when)
             os.kill(nanny, signal.SIGSTOP)
@@ -101,8 +100,7 @@ def test_a_frozen_nanny_and_dropped_data(tmp_path: Path) -> None:
     with two_nannies(tmp_path) as (client, nanny, _):
         there = client.scatter(list(range(5)), hash=False)
         os.kill(nanny, signal.SIGSTOP)
-        restarting = Restarting(client, drop_data=True, timeout="3 minutes")
-        restarting.start()
+        restarting = begin_restart(client, drop_data=True, timeout="3 minutes")
         start = monotonic()
         restarting.join(300)
         assert monotonic() - start < 100

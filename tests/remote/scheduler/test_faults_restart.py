@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import zlib
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,13 @@ from dask.core import flatten
 from distributed import Client, wait
 
 import clustertune
-from tests.processes import empty_cluster, local_workers, until
+from tests.processes import (
+    Call,
+    empty_cluster,
+    interrupted_when,
+    local_workers,
+    until,
+)
 
 # two processes would count the resources twice, so the keys move to other workers
 DETOUR = {"resources": {"a": 1}}
@@ -102,19 +107,7 @@ def find_frozen_soon(dask_scheduler: Any) -> None:
     frozen_constants(dask_scheduler)["FROZEN"] = 5.0
 
 
-class Restarting(threading.Thread):
-    """A restart in a thread."""
-
-    def __init__(self, client: Client, **options: Any):
-        super().__init__(daemon=True)
-        self.client, self.options = client, options
-        self.result: Any = None
-
-    def run(self) -> None:
-        try:
-            self.result = clustertune.restart_workers(self.client, **self.options)
-        except Exception as error:
-            self.result = error
+begin_restart = partial(Call, clustertune.restart_workers)
 
 
 def assert_whole(client: Client, X: da.Array, kept: list[Any]) -> None:
@@ -178,8 +171,7 @@ def test_a_worker_is_killed(detour: Client, when: str, victim: int) -> None:
     kept = client.scatter(
         [np.full(10, i) for i in range(5)], hash=False, workers=[addresses[2]]
     )
-    restarting = Restarting(client, workers=[0], timeout="2 minutes")
-    restarting.start()
+    restarting = begin_restart(client, workers=[0], timeout="2 minutes")
     until(lambda: client.run_on_scheduler(doing).startswith(when))
     if victim == 0 and when == "moving its":  # it has another process by now
         (pids[0],) = client.run(os.getpid, workers=[_named(client, 0)]).values()
@@ -209,8 +201,7 @@ def test_a_process_is_killed(plain: Client, when: str, victim: str) -> None:
         hash=False,
         workers=[addresses[2 if victim == "other" else 1]],
     )
-    restarting = Restarting(client, workers=[0], timeout="2 minutes")
-    restarting.start()
+    restarting = begin_restart(client, workers=[0], timeout="2 minutes")
     until(lambda: client.run_on_scheduler(doing).startswith(when))
     pid = {"former": pids[0], "other": pids[1]}.get(victim)
     if pid is None:
@@ -269,18 +260,11 @@ def test_interrupted(way: tuple[Client, str]) -> None:
     client, when = way
     X, _, _ = start(client)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        until(lambda: client.run_on_scheduler(doing).startswith(when))
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with (
+        interrupted_when(lambda: client.run_on_scheduler(doing).startswith(when)),
+        pytest.raises(KeyboardInterrupt),
+    ):
         clustertune.restart_workers(client)
-    thread.join()
     assert_whole(client, X, kept)
 
 
@@ -310,9 +294,7 @@ def test_two_at_once(plain: Client) -> None:
     X, _, _ = start(client)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     with Client(client.scheduler.address, set_as_default=False) as other:
-        both = [Restarting(client, workers=[0]), Restarting(other, workers=[1])]
-        for one in both:
-            one.start()
+        both = [begin_restart(c, workers=[i]) for i, c in enumerate((client, other))]
         for one in both:
             one.join(120)
         assert [one.result.status for one in both] == ["done", "done"]
