@@ -6,6 +6,10 @@ from functools import partial
 
 from distributed import utils_test
 
+#: workers with one thread each
+ONE = [("127.0.0.1", 1)]
+TWO = ONE * 2
+THREE = ONE * 3
 #: distributed gives a test 30 s and its connections 1 s to end; a busy machine needs
 #: more than that for the first import of a library alone
 gen_test = partial(utils_test.gen_test, timeout=250)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from socket import socket
 from time import monotonic, sleep
@@ -104,6 +107,50 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
         client.scheduler.identity, n_workers=-1
     )["workers"]
     return found
+
+
+def is_empty(dask_scheduler: Any, n_workers: int) -> bool:
+    """Return whether these workers run, and no key is left."""
+    running = len(dask_scheduler.running) == len(dask_scheduler.workers) == n_workers
+    return running and not dask_scheduler.tasks
+
+
+def empty_cluster(client: Client, n_workers: int) -> None:
+    """Wait until these workers run, and the keys of the former test are gone."""
+    gc.collect()  # caught errors have frames with futures
+    until(lambda: client.run_on_scheduler(is_empty, n_workers=n_workers), 60)
+
+
+@contextmanager
+def interrupted_when(condition: Callable[[], Any]) -> Iterator[None]:
+    """Send ^C to the main thread when a condition holds; the block handles it."""
+
+    def interrupt() -> None:
+        until(condition)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    main = threading.main_thread().ident
+    assert main is not None
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    yield
+    thread.join()
+
+
+class Call(threading.Thread):
+    """A call in a thread; its result is the value, or the error."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any):
+        super().__init__(daemon=True)
+        self.function = partial(function, *args, **kwargs)
+        self.result: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self.function()
+        except BaseException as error:
+            self.result = error
 
 
 @contextmanager

@@ -25,11 +25,15 @@ def test_prepare_after_scale_up(local_cluster: Any) -> None:
     (first,) = partitions_by_worker(client, X)
     cluster.scale(3)
     client.wait_for_workers(3)
-    names = keys(X), keys(y)
+    given, names = (X, y), (keys(X), keys(y))
 
     X, y = prepared = clustertune.prepare(client, X, y, estimator="xgboost")
 
     assert prepared.report.status == "done"
+    assert prepared.report.after[0].imbalance == 1.0
+    assert X is given[0]
+    assert y is given[1]
+    assert client.amm.running()
     # every worker has a third of the partitions, and each partition has one holder
     share = PARTITIONS // 3
     assert sorted(partitions_by_worker(client, X).values()) == [share] * 3

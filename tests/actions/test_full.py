@@ -13,7 +13,7 @@ from distributed import Client, Event, get_worker, wait
 import clustertune
 from clustertune.errors import LeaseHeldError
 from tests.processes import leak, until, workers_of
-from tests.remote.scheduler.test_faults_restart import Restarting
+from tests.remote.scheduler.test_faults_restart import begin_restart
 
 MIB = 2**20
 
@@ -133,8 +133,7 @@ def test_a_paused_worker_with_queued_tasks(local_cluster: Any) -> None:
     until(lambda: client.run_on_scheduler(counted)["given"] == 21)
     client.run(leak, nbytes=880 * MIB)
     until(lambda: states(client) == ["paused"])
-    restarting = Restarting(client, wait="1 minute", timeout="3 minutes")
-    restarting.start()
+    restarting = begin_restart(client, wait="1 minute", timeout="3 minutes")
     until(lambda: client.run_on_scheduler(counted) == {"given": 1, "left": 20})
     until(lambda: states(client) == ["closing_gracefully"])
     with (

@@ -19,16 +19,16 @@ import clustertune
 from clustertune.core.report import is_refused
 from clustertune.core.results import summary_line
 from clustertune.errors import RefusedError
+from clustertune.monitor import monitor
 from clustertune.remote import ship
 from clustertune.remote.scheduler import mover
 from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
-from tests.in_process import gen_cluster
+from tests.in_process import THREE, gen_cluster
 from tests.processes import soon, until
 from tests.remote.scheduler.test_faults_restart import frozen_constants
 
-THREE = [("127.0.0.1", 1)] * 3
 NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny}
 OPTIONS = {"worker_kwargs": {"memory_limit": "1 GiB"}}
 # two processes would count the resources twice, so the keys move to other workers
@@ -154,26 +154,12 @@ async def test_nothing_is_lost(c: Any, s: Any, *nannies: Any) -> None:
         await clustertune.restart_workers(c, workers=["absent"])
 
 
-@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
-async def test_copies_stay(c: Any, s: Any, *nannies: Any) -> None:
-    """Broadcast data is on all workers afterwards.
+@pytest.mark.parametrize("way", ["direct", "resources", "data"])
+def test_predicted_bytes_are_those_that_are_sent(way: str) -> None:
+    """A detour sends keys twice, and copies of keys once; copies stay.
 
     A job may take as long as its call, without another constant.
     """
-    await c.amm.stop()
-    everywhere = await c.scatter(np.arange(10), broadcast=True)
-    assert len(s.tasks[everywhere.key].who_has) == 3
-    report = await clustertune.restart_workers(c, timeout="20 minutes")
-    assert report.status == "done", str(report)
-    assert len(s.tasks[everywhere.key].who_has) == 3
-    assert not s.extensions["amm"].running
-    jobs = s.plugins["clustertune"].jobs.kept.values()
-    assert {900 < job.work.timeout < 1200 for job in jobs} == {True}
-
-
-@pytest.mark.parametrize("way", ["direct", "resources", "data"])
-def test_predicted_bytes_are_those_that_are_sent(way: str) -> None:
-    """A detour sends keys twice, and copies of keys once."""
     options = dict(OPTIONS["worker_kwargs"])
     if way == "resources":
         options = DETOUR["worker_kwargs"]
@@ -186,8 +172,14 @@ def test_predicted_bytes_are_those_that_are_sent(way: str) -> None:
         X, y, scattered = await data(c)
         copied = await c.scatter(np.arange(5000), broadcast=True)
         plan = await clustertune.restart_workers(c, X, y, dry_run=True)
-        report = await clustertune.restart_workers(c, X, y)
+        former = set(s.plugins["clustertune"].jobs.kept)
+        report = await clustertune.restart_workers(c, X, y, timeout="20 minutes")
         assert report.status == "done", str(report)
+        assert len(s.tasks[copied.key].who_has) == 3
+        assert not s.extensions["amm"].running
+        jobs = s.plugins["clustertune"].jobs.kept.items()
+        limits = [job.work.timeout for name, job in jobs if name not in former]
+        assert {900 < limit < 1200 for limit in limits} == {True}
         moved = [step.nbytes for step in report.steps]
         assert [step.predicted_bytes for step in plan.steps] == moved
         assert [step.predicted_bytes for step in report.steps] == moved
@@ -639,6 +631,8 @@ async def test_a_frozen_worker(
     values = await c.scatter(list(range(10)), hash=False)
     await clustertune.check(c)
     monkeypatch.setitem(frozen_constants(s), "FROZEN", 5.0)
+    monkeypatch.setattr(monitor, "PATIENCE", 3.0)
+    monkeypatch.setitem(monitor.ask_workers.__kwdefaults__, "timeout", 3.0)
     address = a.worker_address
     name = s.workers[address].name
     os.kill(a.pid, signal.SIGSTOP)

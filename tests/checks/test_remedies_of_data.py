@@ -212,19 +212,27 @@ def test_replicas(client: Client) -> None:
     assert not situation.found("separated_pairs")
 
 
-@pytest.mark.parametrize("kind", ["array", "frame"])
-def test_missing_labels_in_columns(client: Client, kind: str) -> None:
-    """A row is dropped from X and y if one of its labels is missing."""
+@pytest.mark.parametrize(
+    ("kind", "columns"), [("array", 2), ("array", 1), ("frame", 1)]
+)
+def test_missing_labels_in_columns(client: Client, kind: str, columns: int) -> None:
+    """A row is dropped from X and y if one of its labels is missing.
+
+    A mask of two dimensions would drop values of X.
+    """
     X, y = numbers(kind)
     if kind == "array":
-        y = da.stack([da.where(y == 2.0, np.nan, y), y], axis=1).rechunk({1: -1})
+        y = da.stack([da.where(y == 2.0, np.nan, y), y][:columns], axis=1)
+        y = y.rechunk({1: -1})
     else:
-        y = X[["a"]].replace(2.0, np.nan)
+        y = y.replace(2.0, np.nan).to_frame("y")
+    expected = [np.delete(np.asarray(d), 1, axis=0) for d in dask.compute(X, y)]
     situation = Situation(client, {"X": X, "y": y}, deep=True)
     situation.apply("nonfinite_values")
     assert not situation.found("nonfinite_values")
-    left = np.asarray(situation.names["X"].compute())
-    np.testing.assert_array_equal(left, np.delete(np.asarray(X.compute()), 1, axis=0))
+    left = dask.compute(situation.names["X"], situation.names["y"])
+    for found, kept in zip(left, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(found), kept)
 
 
 #: cases that are also cases of eval sets
@@ -267,21 +275,6 @@ def healthy(like: Any) -> Any:
         columns["c"] = pd.Categorical(["v"] * 40, ["w", "v", "u"])
     X = dd.from_pandas(pd.DataFrame(columns)[[*like.columns][:2]], npartitions=2)
     return X, X[X.select_dtypes("number").columns[0]]
-
-
-@pytest.mark.parametrize("kind", ["array", "frame"])
-def test_missing_labels_of_two_dimensions(client: Client, kind: str) -> None:
-    """The remedy drops rows; a mask of two dimensions would drop values of X."""
-    X, y = numbers(kind)
-    if kind == "array":
-        y = da.where(y == 2.0, np.nan, y)[:, None]
-    else:
-        y = y.replace(2.0, np.nan).to_frame("y")
-    situation = Situation(client, {"X": X, "y": y}, deep=True)
-    situation.apply("nonfinite_values")
-    X, y = dask.compute(situation.names["X"], situation.names["y"])
-    assert (X.shape, y.shape) == ((N - 1, 2), (N - 1, 1))
-    np.testing.assert_array_equal(np.asarray(X)[:, :1], y)
 
 
 @pytest.mark.parametrize(

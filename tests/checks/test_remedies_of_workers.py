@@ -27,14 +27,23 @@ from distributed import Client, Event, LocalCluster, wait
 
 import clustertune
 from clustertune import checks
-from clustertune.checks import scheduler, threads
+from clustertune.checks import scheduler as scheduler_checks
+from clustertune.checks import threads
 from clustertune.cli import main
 from clustertune.core.model import Finding, Severity, View
 from clustertune.remote.scheduler.state import PARKING_PREFIX
 from clustertune.remote.worker import park
 from tests.checks import test_remedies_of_data as of_data
 from tests.checks.applying import Situation, code
-from tests.processes import LOCAL, cluster, until, workers_of
+from tests.processes import (
+    LOCAL,
+    local_workers,
+    process,
+    scheduler,
+    until,
+    worker_command,
+    workers_of,
+)
 
 MIB = 2**20
 
@@ -45,6 +54,7 @@ NOT_APPLIED = {
     "changed_partitions": "rechunk= is applied in integrations: test_dask_ml",
     "fit_memory": "it has several ways, whose effects are in test_forecast",
     "no_rows": "the user has to correct the source of the data",
+    "several_workers_per_host": "it is applied in actions: test_merge",
     "software_versions": "it installs packages, or retires workers: test_foreign",
     "spill_space": "a disk of a real host is full in tests/hosts: test_a_full_disk",
     "unreadable_values": "the user has to correct the source of the data",
@@ -59,6 +69,13 @@ def test_every_check_has_a_case() -> None:
     assert not checks.available().keys() - cases
     assert not NOT_APPLIED.keys() & (own | of_data.CASES.keys())
     assert NOT_APPLIED.keys() <= checks.available().keys()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Client of two workers, for the tests that leave them as they are."""
+    with local_workers() as client:
+        yield client
 
 
 @contextmanager
@@ -117,29 +134,20 @@ def test_thread_count(local_cluster: Any, as_command: bool) -> None:
 def test_thread_pools(tmp_path: Path) -> None:
     """Workers that start with the printed variables have smaller pools."""
     n = os.cpu_count() * 5 // 4 + 1
+    with scheduler(tmp_path) as file, Client(scheduler_file=file) as client:
 
-    def found(folder: str, **variables: str) -> list[Finding]:
-        (tmp_path / folder).mkdir()
-        with (
-            cluster(tmp_path / folder, n, **variables) as file,
-            Client(scheduler_file=file) as client,
-        ):
-            client.wait_for_workers(n)
-            client.run(np.dot, np.ones((9, 9)), np.ones((9, 9)))  # it loads the library
-            return Situation(client).found("thread_pools")
+        def found(**variables: str) -> list[Finding]:
+            until(lambda: not workers_of(client))  # of the former call
+            worker = worker_command(file, tmp_path, "--nworkers", str(n))
+            with process(*worker, **variables):
+                client.wait_for_workers(n)
+                client.run(np.dot, np.ones((9, 9)), np.ones((9, 9)))  # loads a library
+                return Situation(client).found("thread_pools")
 
-    (finding,) = found("large", OPENBLAS_NUM_THREADS=str(os.cpu_count()))
-    assert finding.evidence["pool_threads"] == os.cpu_count()
-    words = code(finding.remedy)[0].split()
-    assert not found("small", **dict(word.split("=") for word in words))
-
-
-def test_several_workers_per_host(local_cluster: Any) -> None:
-    """One worker remains."""
-    _, client = local_cluster(2)
-    situation = Situation(client, estimator="xgboost")
-    situation.apply("several_workers_per_host")
-    assert not situation.found("several_workers_per_host")
+        (finding,) = found(OPENBLAS_NUM_THREADS=str(os.cpu_count()))
+        assert finding.evidence["pool_threads"] == os.cpu_count()
+        words = code(finding.remedy)[0].split()
+        assert not found(**dict(word.split("=") for word in words))
 
 
 @pytest.mark.parametrize("limit", ["100 TiB", 0])
@@ -240,7 +248,7 @@ def until_open(now: bool) -> None:
 
 def test_stuck_tasks(local_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker restarts, and the task runs again."""
-    monkeypatch.setattr(scheduler, "TIMES", 0.01)
+    monkeypatch.setattr(scheduler_checks, "TIMES", 0.01)
     _, client = local_cluster(1)
     client.submit(until_open, True).result()
     stuck = client.submit(until_open, False, pure=False)
@@ -269,9 +277,8 @@ def test_tasks_that_no_client_waits_for(local_cluster: Any) -> None:
         assert not situation.found("stuck_tasks")
 
 
-def test_unrunnable_tasks(local_cluster: Any) -> None:
+def test_unrunnable_tasks(client: Client) -> None:
     """The tasks are cancelled."""
-    _, client = local_cluster(1)
     futures = [client.submit(sum, [1], workers=["misspelt"], pure=False)]
     situation = Situation(client, {"futures": futures})
     until(lambda: situation.found("unrunnable_tasks"))
@@ -279,9 +286,8 @@ def test_unrunnable_tasks(local_cluster: Any) -> None:
     until(lambda: not situation.found("unrunnable_tasks"))
 
 
-def test_data_from_client(local_cluster: Any, tmp_path: Path) -> None:
+def test_data_from_client(client: Client, tmp_path: Path) -> None:
     """Workers read the data from storage."""
-    _, client = local_cluster(1)
     frame = pd.DataFrame({"a": np.zeros(3 * MIB)})
     situation = Situation(client, {"X": dd.from_pandas(frame, npartitions=2)})
     (finding,) = situation.found("data_from_client")
@@ -340,9 +346,8 @@ def test_unfinished_restarts(local_cluster: Any) -> None:
 # --- faults without a remedy that a test can apply -----------------------------------
 
 
-def test_a_blocked_loop(local_cluster: Any) -> None:
+def test_a_blocked_loop(client: Client) -> None:
     """The next heartbeat has the delay, so the monitor has to watch."""
-    _, client = local_cluster(2)
     first = next(iter(workers_of(client)))
     with clustertune.Monitor(client, interval=0.1) as monitor:
 
@@ -353,21 +358,6 @@ def test_a_blocked_loop(local_cluster: Any) -> None:
         assert not found()
         # one block may fall between two heartbeats
         until(lambda: found() or client.run(block_loop, workers=[first]) is None)
-
-
-def test_versions_that_differ(tmp_path: Path, local_cluster: Any) -> None:
-    """One side has another version of a distribution."""
-    info = tmp_path / "lightgbm-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: lightgbm\nVersion: 0.1\n"
-    )
-    _, client = local_cluster(1)
-    situation = Situation(client)
-    assert not situation.found("software_versions")
-    client.run(lambda: sys.path.insert(0, str(tmp_path)))
-    (finding,) = situation.found("software_versions")
-    assert "lightgbm" in finding.message
 
 
 def test_adaptive(local_cluster: Any) -> None:
@@ -382,9 +372,8 @@ def test_adaptive(local_cluster: Any) -> None:
 # --- the model ------------------------------------------------------------------------
 
 
-def test_missing_estimator(local_cluster: Any) -> None:
+def test_missing_estimator(client: Client) -> None:
     """The call with the model has no finding."""
-    _, client = local_cluster(1)
     pytest.importorskip("lightgbm")
     X, y = (da.zeros(shape, chunks=50) for shape in ((100, 2), 100))
     p = clustertune.prepare(client, X, y)
@@ -396,9 +385,8 @@ def test_missing_estimator(local_cluster: Any) -> None:
     }
 
 
-def test_eval_sets(local_cluster: Any) -> None:
+def test_eval_sets(client: Client) -> None:
     """Each worker gets some rows, and the variable has the new eval set."""
-    _, client = local_cluster(2)
     worker = next(iter(workers_of(client)))
     X, y = (da.ones(shape, chunks=50) for shape in ((100, 2), 100))
     valid = tuple(client.persist([X + 1, y + 1], workers=[worker]))
@@ -407,6 +395,21 @@ def test_eval_sets(local_cluster: Any) -> None:
     situation = Situation(client, names, estimator="xgboost")
     situation.apply("eval_sets")
     assert not situation.found("eval_sets")
+
+
+def test_versions_that_differ(tmp_path: Path, client: Client) -> None:
+    """One side has another version of a distribution, from here on."""
+    info = tmp_path / "lightgbm-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: lightgbm\nVersion: 0.1\n"
+    )
+    situation = Situation(client)
+    assert not situation.found("software_versions")
+    client.run(lambda: sys.path.insert(0, str(tmp_path)))
+    findings = situation.found("software_versions")
+    assert findings
+    assert all("lightgbm" in finding.message for finding in findings)
 
 
 def test_large_partitions(local_cluster: Any) -> None:

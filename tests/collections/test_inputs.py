@@ -22,13 +22,12 @@ from clustertune.collections.inputs import Inputs, gather
 from clustertune.core.model import Goal
 from clustertune.integrations.libraries import GENERIC, choose, refuse
 from clustertune.planner import remedies
-from tests.in_process import gen_cluster
+from tests.in_process import ONE, gen_cluster
 
 X = da.ones((100, 4), chunks=(10, 4))
 Y = da.zeros(100, chunks=10)
 PANDAS = pd.DataFrame({"a": range(100), "b": np.arange(100, dtype="float32"), "c": "s"})
 FRAME = dd.from_pandas(PANDAS, npartitions=5)
-ONE = [("127.0.0.1", 1)]
 
 
 def labels(given: Inputs) -> list[tuple[str, list[str]]]:
@@ -608,27 +607,27 @@ async def test_data_of_another_cluster(c, s, a):
             clustertune.prepare(c, X, data)
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "text"),
-    [
-        ("estimator", "xgb", "'xgb' is no known workload; choose from generic, glm"),
-        ("estimator", ["xgb"], "estimator=list is not one .* its workload instead"),
-        ("estimator", 1, "estimator=int is not one .* workload instead: generic"),
-        ("n_workers", 0, "n_workers=0 must be a whole number"),
-        ("on_low_memory", "yes", 'on_low_memory=\'yes\' must be "report" or "raise"'),
-        ("dry_run", 1, "dry_run=1 must be True or False"),
-        ("timeout", "soon", "timeout='soon' must be a duration"),
-        ("workers", "0", "workers='0' must be a list"),
-        ("workers", ["absent"], r"workers: there is no absent .* are 0"),
-    ],
-)
+WRONG: list[tuple[str, Any, str]] = [
+    ("estimator", "xgb", "'xgb' is no known workload; choose from generic, glm"),
+    ("estimator", ["xgb"], "estimator=list is not one .* its workload instead"),
+    ("estimator", 1, "estimator=int is not one .* workload instead: generic"),
+    ("n_workers", 0, "n_workers=0 must be a whole number"),
+    ("on_low_memory", "yes", 'on_low_memory=\'yes\' must be "report" or "raise"'),
+    ("dry_run", 1, "dry_run=1 must be True or False"),
+    ("timeout", "soon", "timeout='soon' must be a duration"),
+    ("workers", "0", "workers='0' must be a list"),
+    ("workers", ["absent"], r"workers: there is no absent .* are 0"),
+]
+
+
 @gen_cluster(client=True, nthreads=ONE)
-async def test_other_arguments(c, s, a, argument, value, text):
+async def test_other_arguments(c, s, a):
     """Each argument is checked before any change on the cluster."""
-    with pytest.raises(ValueError, match=text):
-        await clustertune.prepare(c, X, Y, **{argument: value})
-    assert not s.tasks
-    assert "clustertune" not in s.plugins
+    for argument, value, text in WRONG:
+        with pytest.raises(ValueError, match=text):
+            await clustertune.prepare(c, X, Y, **{argument: value})
+        assert not s.tasks
+        assert "clustertune" not in s.plugins
 
 
 @gen_cluster(client=True, nthreads=ONE)

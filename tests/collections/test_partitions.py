@@ -20,10 +20,9 @@ from clustertune.actions import placing
 from clustertune.collections.partitions import Lazy, lengths, loading_graph
 from clustertune.errors import CapacityError, IncompleteError
 from tests.builders import layout, view, worker
-from tests.in_process import gen_cluster
+from tests.in_process import THREE, gen_cluster
 from tests.processes import local_workers, soon
 
-THREE = [("127.0.0.1", 1)] * 3
 FRAME = pd.DataFrame({"a": np.arange(900.0), "b": np.arange(900), "y": 1})
 
 

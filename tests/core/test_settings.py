@@ -27,7 +27,7 @@ from clustertune.integrations.libraries import FitInputs, Rows
 from clustertune.operations import call as entrance
 from clustertune.operations.call import refuse_wrong_settings
 from tests.builders import view, worker
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.pages import DOCS, blocks
 
 
@@ -322,7 +322,6 @@ def test_its_workload(ours: Path) -> None:
 
 
 SMALL = {"memory_limit": "3 GiB"}  # their process is that of all tests
-TWO = [("127.0.0.1", 1)] * 2
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=SMALL)

@@ -29,11 +29,10 @@ from clustertune.errors import RefusedError, TimedOutError, VersionMismatchError
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import connected
 from clustertune.remote import ending
-from tests.in_process import gen_cluster, gen_test
+from tests.in_process import ONE, gen_cluster, gen_test
 from tests.processes import BLOCK, cluster, soon
 
 BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
-ONE = [("127.0.0.1", 1)]
 
 
 async def get(url: str) -> str:

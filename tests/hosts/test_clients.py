@@ -23,6 +23,7 @@ from tests.hosts.clusters import (
     when,
 )
 from tests.processes import until
+from tests.remote.scheduler.test_faults_restart import be_patient, lose_clients_soon
 
 HOSTS = ("h1", "h2", "h3")
 #: the call of the client that dies, which runs on host h4 on published data
@@ -73,6 +74,10 @@ def test_the_host_of_a_client_dies(cluster: Cluster, client: Client, call: str) 
     if one:
         until(sent(cluster.lab, 2 * MIB, "h1"))
     cluster.lab["h4"].kill()
+    if one:
+        client.run_on_scheduler(lose_clients_soon)
+        assert_settled(client)
+        client.run_on_scheduler(be_patient)
 
     X, y = prepare(client, X, y)
     assert cluster.partitions(client, X) == dict.fromkeys(HOSTS, 6)

@@ -19,10 +19,8 @@ import clustertune
 from clustertune.core.model import Severity
 from clustertune.errors import ConnectionLostError, VersionMismatchError
 from clustertune.monitor import monitor
-from tests.in_process import gen_cluster, gen_test
+from tests.in_process import TWO, gen_cluster, gen_test
 from tests.processes import soon, until
-
-TWO = [("127.0.0.1", 1)] * 2
 
 
 def of(report: clustertune.Report, name: str) -> list[Any]:

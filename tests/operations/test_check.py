@@ -22,10 +22,8 @@ from clustertune.errors import TimedOutError
 from clustertune.monitor import monitor
 from clustertune.operations import check
 from clustertune.remote.ending import within
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import soon
-
-TWO = [("127.0.0.1", 1)] * 2
 
 
 def names(report, least=Severity.info):

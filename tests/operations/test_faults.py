@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,17 @@ from distributed import Client, futures_of, wait
 
 import clustertune
 from clustertune.remote.scheduler import mover
-from tests.processes import process, stop_stealing, until, workers_of
-from tests.remote.scheduler.test_faults_restart import lose_clients_soon
+from tests.processes import (
+    Call,
+    empty_cluster,
+    interrupted_when,
+    local_workers,
+    process,
+    stop_stealing,
+    until,
+    workers_of,
+)
+from tests.remote.scheduler.test_faults_restart import be_patient, lose_clients_soon
 
 
 def slowly(dask_scheduler: Any) -> None:
@@ -62,27 +70,35 @@ def settled(client: Client) -> None:
 
 def moving(client: Client) -> bool:
     """Whether the move of the 200 partitions has begun."""
-    jobs = client.run_on_scheduler(state)["jobs"]
-    return any(2 < done < total and total > 100 for done, total in jobs)
+    now = client.run_on_scheduler(state)
+    last = () if now["ended"] else now["jobs"][-1:]  # the others are of former calls
+    return any(2 < done < total and total > 100 for done, total in last)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Client of three workers that are killed, and come back."""
+    with local_workers(3) as client:
+        # installs the scheduler plugin
+        clustertune.prepare(client, da.ones((30, 1), chunks=1))
+        client.run_on_scheduler(stop_stealing)
+        yield client
 
 
 @pytest.fixture
-def uneven(local_cluster: Any) -> Iterator[Any]:
+def uneven(client: Client) -> Iterator[Any]:
     """Three workers; X and y in 200 partitions on the first.
 
     Dask can recompute them, and the mover is slow.
     """
-    cluster, client = local_cluster(3)
+    empty_cluster(client, 3)
     first = next(iter(workers_of(client)))
-    # installs the scheduler plugin
-    clustertune.prepare(client, da.ones((30, 1), chunks=1))
     client.run_on_scheduler(slowly)
-    client.run_on_scheduler(stop_stealing)
     X = da.random.default_rng(1).random((20_000, 20), chunks=(100, 20))
     y = X[:, 0] * 2
     X, y = client.persist([X, y], workers=[first], allow_other_workers=True)
     wait([X, y])
-    yield cluster, client, first, X, y
+    yield client, first, X, y
     client.run_on_scheduler(quickly)
 
 
@@ -93,6 +109,11 @@ def pause(dask_worker: Any) -> None:
     dask_worker.status = Status.paused
 
 
+def resume(dask_worker: Any) -> None:
+    """Let the worker end the pause when it next looks at its memory."""
+    dask_worker.memory_manager.memory_pause_fraction = 0.8
+
+
 def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
     """Assert that every row exists with its label."""
     x, t = client.gather(client.compute([X, y]))
@@ -101,29 +122,13 @@ def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
     assert np.array_equal(t, x[:, 0] * 2)
 
 
-class Preparing(threading.Thread):
-    """``prepare`` in a thread."""
-
-    def __init__(self, client: Client, *collections: Any):
-        super().__init__()
-        self.arguments = client, *collections
-        self.result: Any = None
-
-    def run(self) -> None:
-        try:
-            self.result = clustertune.prepare(*self.arguments)
-        except Exception as error:
-            self.result = error
-
-
 @pytest.mark.parametrize("victim", ["source", "target"])
 def test_a_worker_is_killed_in_mid_move(uneven: Any, victim: str) -> None:
     """Whichever worker is killed, prepare ends with all rows, paired and even, on the
     remaining workers.
     """
-    cluster, client, first, X, y = uneven
-    preparing = Preparing(client, X, y)
-    preparing.start()
+    client, first, X, y = uneven
+    preparing = Call(clustertune.prepare, client, X, y)
     until(lambda: moving(client))
     pids = client.run(os.getpid)
     target = first if victim == "source" else next(w for w in pids if w != first)
@@ -141,26 +146,19 @@ def test_a_worker_is_killed_in_mid_move(uneven: Any, victim: str) -> None:
 
 def test_interrupted_in_mid_move(uneven: Any) -> None:
     """^C stops the move; every row exists, and the lease is free."""
-    _, client, _, X, y = uneven
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        until(lambda: moving(client))
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    client, _, X, y = uneven
+    with (
+        interrupted_when(lambda: moving(client)),
+        pytest.raises(KeyboardInterrupt),
+    ):
         clustertune.prepare(client, X, y)
-    thread.join()
     settled(client)
     assert_whole(client, X, y)
 
 
 def test_the_time_is_over_in_mid_move(uneven: Any) -> None:
     """A time limit stops the move; every row exists, and the lease is free."""
-    _, client, _, X, y = uneven
+    client, _, X, y = uneven
     steps: Any = ()
     for seconds in (0.7, 1.4, 2.8):  # a busy machine needs longer until it moves any
         with pytest.raises(clustertune.errors.TimedOutError) as caught:
@@ -176,9 +174,8 @@ def test_the_time_is_over_in_mid_move(uneven: Any) -> None:
 
 def test_a_paused_target_is_planned_around(uneven: Any) -> None:
     """A worker that pauses during a move gets no more keys; the others share them."""
-    _, client, first, X, y = uneven
-    preparing = Preparing(client, X, y)
-    preparing.start()
+    client, first, X, y = uneven
+    preparing = Call(clustertune.prepare, client, X, y)
     until(lambda: moving(client))
     victim = next(w for w in workers_of(client) if w != first)
     client.run(pause, workers=[victim])
@@ -190,6 +187,7 @@ def test_a_paused_target_is_planned_around(uneven: Any) -> None:
     assert max(by_rows.values()) <= 1.05 * 10_000
     assert_whole(client, X, y)
     settled(client)
+    client.run(resume, workers=[victim])
 
 
 SCRIPT = """
@@ -251,11 +249,6 @@ def test_the_client_is_killed_or_frozen_in_mid_move(
             client.run_on_scheduler(quickly)  # its process is that of all tests
             if dying.poll() is None:
                 os.killpg(dying.pid, signal.SIGKILL)
-
-
-def be_patient(dask_scheduler: Any) -> None:
-    """Undo ``lose_clients_soon``: a client sends a heartbeat every 5 s."""
-    dask_scheduler.plugins["clustertune"].owners.grace = 15
 
 
 def _gone(pid: int) -> bool:

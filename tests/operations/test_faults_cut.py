@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+from collections.abc import Iterator
+from functools import partial
 from time import sleep
 from typing import Any
 
@@ -17,11 +18,28 @@ import pytest
 from distributed import Client, wait
 
 import clustertune
-from tests.operations.test_faults import Preparing, pause
-from tests.processes import until
+from tests.operations.test_faults import pause, resume
+from tests.processes import Call, empty_cluster, interrupted_when, local_workers, until
 
 ROWS, COLUMNS = 300_000, 10
 SEED = 7
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Client]:
+    """Client of three workers that are killed, and come back."""
+    with local_workers(3) as client:
+        # installs the scheduler plugin
+        clustertune.prepare(client, da.ones((30, 1), chunks=1))
+        yield client
+
+
+@pytest.fixture
+def client(three: Client) -> Client:
+    """Client of three workers without keys."""
+    empty_cluster(three, 3)
+    until(lambda: three.run_on_scheduler(bound)["all"] == 0)
+    return three
 
 
 def source() -> tuple[da.Array, da.Array]:
@@ -78,16 +96,12 @@ def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
     [("rechunk", 0.0, 0), ("load", 0.2, 1), ("rechunk", 0.4, 2), ("load", 0.6, 0)],
 )
 def test_a_worker_is_killed(
-    local_cluster: Any, what: str, fraction: float, victim: int
+    client: Client, what: str, fraction: float, victim: int
 ) -> None:
     """Whichever worker is killed, prepare ends with every row, paired and even."""
-    _, client = local_cluster(3)
-    # installs the scheduler plugin
-    clustertune.prepare(client, da.ones((30, 1), chunks=1))
     X, y = given(client, what)
     pids = list(client.run(os.getpid).values())
-    preparing = Preparing(client, X, y)
-    preparing.start()
+    preparing = Call(clustertune.prepare, client, X, y)
     until(lambda: at_work(client, fraction))
     assert preparing.is_alive()
     os.kill(pids[victim], signal.SIGKILL)
@@ -100,39 +114,27 @@ def test_a_worker_is_killed(
 
 
 @pytest.mark.parametrize("what", ["rechunk", "load"])
-def test_a_worker_pauses(local_cluster: Any, what: str) -> None:
+def test_a_worker_pauses(client: Client, what: str) -> None:
     """Its tasks that have not begun run on the other workers."""
-    _, client = local_cluster(3)
-    clustertune.prepare(client, da.ones((30, 1), chunks=1))
     X, y = given(client, what)
-    preparing = Preparing(client, X, y)
-    preparing.start()
+    preparing = Call(clustertune.prepare, client, X, y)
     until(lambda: at_work(client, 0.1))
-    client.run(pause, workers=[list(client.nthreads())[-1]])
+    last = list(client.nthreads())[-1]
+    client.run(pause, workers=[last])
     preparing.join(120)
     assert isinstance(preparing.result, clustertune.Prepared), preparing.result
     assert_whole(client, *preparing.result)
     until(lambda: client.run_on_scheduler(restricted) == 0)
+    client.run(resume, workers=[last])
 
 
 @pytest.mark.parametrize("what", ["rechunk", "load"])
-def test_interrupted(local_cluster: Any, what: str) -> None:
+def test_interrupted(client: Client, what: str) -> None:
     """After ^C the new partitions are released; the given data is unchanged."""
-    _, client = local_cluster(2)
-    clustertune.prepare(client, da.ones((20, 1), chunks=1))
     X, y = given(client, what)
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        until(lambda: at_work(client, 0.0))
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    begun = partial(at_work, client, 0.0)
+    with interrupted_when(begun), pytest.raises(KeyboardInterrupt):
         clustertune.prepare(client, X, y)
-    thread.join()
     until(lambda: client.run_on_scheduler(restricted) == 0)
     until(lambda: client.run_on_scheduler(bound)["all"] == 0)
     assert_whole(client, *clustertune.prepare(client, X, y))

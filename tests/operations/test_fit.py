@@ -387,6 +387,7 @@ def test_the_ranker_of_lightgbm(client: Client) -> None:
 
 # --- refused before anything changes --------------------------------------------------
 
+NO_FILE = "/proc/no-such-folder/model.checkpoint"
 PAIR = [tuple(rows(x) for x in (VALUES, LABELS))]
 WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("xgboost", {}, TypeError, "estimator='xgboost' is no estimator"),
@@ -417,6 +418,42 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ),
     (KMeans(), {"sample_weight": PAIR[0][1]}, ValueError, "takes no sample_weight="),
     (KMeans(), {"n_workers": 0}, ValueError, "n_workers=0"),
+    (
+        dxgb.DaskXGBClassifier(),
+        {"max_failures": -2},
+        ValueError,
+        "max_failures=-2 must be an integer from -1",
+    ),
+    (
+        dxgb.DaskXGBClassifier(),
+        {"max_failures": 1.5},
+        ValueError,
+        "max_failures=1.5 must be an integer from -1",
+    ),
+    (
+        dxgb.DaskXGBClassifier(),
+        {"checkpoint_every": "soon"},
+        ValueError,
+        "checkpoint_every",
+    ),
+    (
+        dxgb.DaskXGBClassifier(),
+        {"checkpoint_every": "5s"},
+        TypeError,
+        "for fits with max_failures= or checkpoint_path=",
+    ),
+    (
+        lgb.DaskLGBMClassifier(boosting_type="dart"),
+        {"max_failures": 1},
+        ValueError,
+        "dart.*changes earlier trees",
+    ),
+    (
+        dxgb.DaskXGBClassifier(),
+        {"checkpoint_path": NO_FILE},
+        OSError,
+        f"checkpoint_path='{NO_FILE}' cannot be written: ",
+    ),
 ]
 
 
@@ -537,13 +574,12 @@ def test_a_fit_that_raises(
 
 
 def test_a_worker_that_is_killed(
-    local_cluster: Any, history: Path, caplog: pytest.LogCaptureFixture
+    client: Client, history: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error names the worker, its cause is the library's, the data is there.
 
     XGBoost itself may wait for a killed worker without end, so another model is used.
     """
-    _, client = local_cluster(2)
     first = min(workers_of(client))
 
     def work(X: Any, y: Any) -> None:
@@ -630,9 +666,8 @@ async def drop(dask_scheduler: Any, address: str, keys: list[Any]) -> None:
     )
 
 
-def test_rows_that_change(local_cluster: Any, tmp_path: Path) -> None:
+def test_rows_that_change(client: Client, tmp_path: Path) -> None:
     """A file changed and a worker died, so Dask loaded other rows: that is an error."""
-    _, client = local_cluster(2)
     file = tmp_path / "rows.npy"
     np.save(file, VALUES)
 

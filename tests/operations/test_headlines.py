@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +18,36 @@ from clustertune.core.report import Report
 from clustertune.core.results import summary_line
 from clustertune.core.sections import headlines
 from clustertune.errors import TimedOutError
-from tests.processes import at_gate, until, workers_of
+from tests.processes import at_gate, empty_cluster, local_workers, until, workers_of
 from tests.processes import cluster as processes
-from tests.remote.scheduler.test_faults_restart import Restarting
+from tests.remote.scheduler.test_faults_restart import begin_restart
 
 
-def start(local_cluster: Any, busy: int) -> tuple[Client, list[Any], Event, list[Any]]:
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Client of two workers that are killed, and come back."""
+    with local_workers() as client:
+        yield client
+
+
+def start(client: Client, busy: int) -> tuple[list[Any], Event, list[Any]]:
     """Two workers with ten keys; one of them runs a task until the event is set.
 
     They are restarted in the order in which they have registered, as the first one
     holds fewer bytes: ``busy`` is a place in this order.
     """
-    _, client = local_cluster(2)
+    empty_cluster(client, 2)
+    clustertune.check(client)  # the first one takes longer
     addresses = list(workers_of(client))
     data = [
         client.submit(bytes, 10_000 + i, workers=[addresses[i % 2]]) for i in range(10)
     ]
     wait(data)
     gate = Event("gate", client=client)
+    gate.clear()
     task = client.submit(at_gate, "gate", workers=[addresses[busy]], pure=False)
     until(lambda: any(client.processing().values()))
-    return client, data, gate, [task]
+    return data, gate, [task]
 
 
 def names(report: Report) -> list[str | int]:
@@ -45,9 +55,9 @@ def names(report: Report) -> list[str | int]:
 
 
 @pytest.mark.parametrize("busy", [0, 1])
-def test_a_busy_worker_does_not_stop_the_others(local_cluster: Any, busy: int) -> None:
+def test_a_busy_worker_does_not_stop_the_others(client: Client, busy: int) -> None:
     """It is skipped, the other one is restarted, and headline and JSON report that."""
-    client, data, gate, tasks = start(local_cluster, busy)
+    data, gate, tasks = start(client, busy)
     report = clustertune.restart_workers(client, wait="0.3s")
     assert report.status == "left"
     line = summary_line(report.steps)
@@ -65,9 +75,9 @@ def test_a_busy_worker_does_not_stop_the_others(local_cluster: Any, busy: int) -
     wait(tasks)
 
 
-def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None:
+def test_a_worker_that_ends_does_not_stop_the_others(client: Client) -> None:
     """The next one is restarted, and the lost keys are in the headline."""
-    client, data, gate, _ = start(local_cluster, busy=0)
+    data, gate, _ = start(client, busy=0)
     workers = workers_of(client)
     address = next(iter(workers))
     kept = [
@@ -76,8 +86,7 @@ def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None
     ]
     wait(kept)
     pids = client.run(os.getpid)
-    restarting = Restarting(client, wait="1 minute", timeout="2 minutes")
-    restarting.start()
+    restarting = begin_restart(client, wait="1 minute", timeout="2 minutes")
     until(lambda: workers_of(client)[address]["status"] == "closing_gracefully")
     os.kill(pids[address], signal.SIGKILL)
     restarting.join(120)
@@ -98,9 +107,9 @@ def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None
     assert client.gather(data[1::2]) == [bytes(10_001 + i) for i in range(0, 10, 2)]
 
 
-def test_a_busy_worker_while_another_one_ends(local_cluster: Any) -> None:
+def test_a_busy_worker_while_another_one_ends(client: Client) -> None:
     """The busy worker is unchanged and skipped; the headline has the lost keys."""
-    client, data, gate, tasks = start(local_cluster, busy=0)
+    data, gate, tasks = start(client, busy=0)
     workers = workers_of(client)
     first, other = workers
     other_name = workers[other]["name"]
@@ -109,8 +118,7 @@ def test_a_busy_worker_while_another_one_ends(local_cluster: Any) -> None:
     wait(kept)
     until(lambda: len(client.run_on_scheduler(known_keys)) == 2)
     pids = client.run(os.getpid)
-    restarting = Restarting(client, workers=[workers[first]["name"]], wait="5 s")
-    restarting.start()
+    restarting = begin_restart(client, workers=[workers[first]["name"]], wait="5 s")
     until(lambda: workers_of(client)[first]["status"] == "closing_gracefully")
     os.kill(pids[other], signal.SIGKILL)
     restarting.join(120)
@@ -129,9 +137,9 @@ def known_keys(dask_scheduler: Any) -> list[Any]:
     return list(dask_scheduler.tasks)
 
 
-def test_nothing_was_restarted(local_cluster: Any) -> None:
+def test_nothing_was_restarted(client: Client) -> None:
     """All workers are busy: the headline has each of them, and 0 of 2."""
-    client, _, gate, tasks = start(local_cluster, busy=0)
+    _, gate, tasks = start(client, busy=0)
     other = list(workers_of(client))[1]
     tasks.append(client.submit(at_gate, "gate", workers=[other], pure=False))
     until(lambda: all(client.processing().values()))
@@ -146,11 +154,11 @@ def test_nothing_was_restarted(local_cluster: Any) -> None:
     wait(tasks)
 
 
-def test_the_time_is_over(local_cluster: Any) -> None:
+def test_the_time_is_over(client: Client) -> None:
     """The error names what was finished, undone and not begun."""
-    client, data, gate, tasks = start(local_cluster, busy=0)
+    data, gate, tasks = start(client, busy=0)
     with pytest.raises(TimedOutError) as stop:
-        clustertune.restart_workers(client, timeout="15s")
+        clustertune.restart_workers(client, timeout="6s")
     text, report = str(stop.value), stop.value.report
     assert report is not None
     first, second = names(report)
@@ -163,16 +171,15 @@ def test_the_time_is_over(local_cluster: Any) -> None:
     wait(tasks)
 
 
-def test_the_time_is_over_after_a_loss(local_cluster: Any) -> None:
+def test_the_time_is_over_after_a_loss(client: Client) -> None:
     """The error has the loss, and what to do."""
-    client, data, gate, tasks = start(local_cluster, busy=0)
+    data, gate, tasks = start(client, busy=0)
     first, other = workers_of(client)
     (kept,) = client.scatter([b"x"], workers=[other], hash=False)
     del data
     wait(kept)
     pids = client.run(os.getpid)
-    restarting = Restarting(client, workers=[first], timeout="12 s")
-    restarting.start()
+    restarting = begin_restart(client, workers=[first], timeout="6 s")
     until(lambda: workers_of(client)[first]["status"] == "closing_gracefully")
     os.kill(pids[other], signal.SIGKILL)
     restarting.join(120)

@@ -27,10 +27,9 @@ from clustertune.core.report import Report
 from clustertune.errors import ClustertuneError, RefusedError
 from clustertune.operations import history
 from clustertune.operations.history import Record, append, file_of, read
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import soon
 
-TWO = [("127.0.0.1", 1)] * 2
 RECORD = Record(
     call="fit",
     label="nightly",

@@ -16,7 +16,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Nanny, performance_report, wait
+from distributed import Client, Nanny, performance_report, wait
 from distributed.core import Status
 
 import clustertune
@@ -24,10 +24,8 @@ from clustertune.errors import LeaseHeldError
 from clustertune.operations.hold import Measures
 from clustertune.operations.surviving import UNKNOWN, FitWatch
 from tests.builders import snapshot, worker
-from tests.in_process import gen_cluster
-from tests.processes import IN_PROCESS, soon, until, workers_of
-
-TWO = [("127.0.0.1", 1)] * 2
+from tests.in_process import TWO, gen_cluster
+from tests.processes import local_workers, soon, until, workers_of
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -111,31 +109,24 @@ async def test_plans_of_others_wait(c: Any, s: Any, a: Any, b: Any) -> None:
         await clustertune.prepare(other, same, timeout="60 s")
 
 
-def test_adaptive_scaling_waits() -> None:
+def test_adaptive_scaling_waits(local_cluster: Any) -> None:
     """Idle workers stay during the block."""
-    options: dict[str, Any] = {
-        "threads_per_worker": 1,
-        "dashboard_address": "127.0.0.1:0",
-    }
-    with (
-        LocalCluster(n_workers=3, processes=False, **options) as cluster,
-        Client(cluster) as client,
-    ):
-        client.wait_for_workers(3)
-        with clustertune.hold(client):
-            cluster.adapt(minimum=1, maximum=3, interval="50 ms", wait_count=2)
-            adaptive = cluster._adaptive
-            n = len(adaptive.log)
+    cluster, client = local_cluster(3, processes=False)
+    client.wait_for_workers(3)
+    with clustertune.hold(client):
+        cluster.adapt(minimum=1, maximum=3, interval="50 ms", wait_count=2)
+        adaptive = cluster._adaptive
+        n = len(adaptive.log)
 
-            async def asked() -> None:
-                for _ in range(20):
-                    assert await cluster.scheduler_comm.workers_to_close(target=1) == []
+        async def asked() -> None:
+            for _ in range(20):
+                assert await cluster.scheduler_comm.workers_to_close(target=1) == []
 
-            client.sync(asked)
-            assert len(workers_of(client)) == 3
-        until(lambda: len(workers_of(client)) == 1)
-        assert len(adaptive.log) > n
-        cluster.adapt(minimum=1, maximum=1)
+        client.sync(asked)
+        assert len(workers_of(client)) == 3
+    until(lambda: len(workers_of(client)) == 1)
+    assert len(adaptive.log) > n
+    cluster.adapt(minimum=1, maximum=1)
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -342,8 +333,7 @@ async def test_wrong_use(c: Any, s: Any) -> None:
 def test_an_async_block_with_a_synchronous_client() -> None:
     """Its connections are those of another event loop."""
     with (
-        LocalCluster(**IN_PROCESS, n_workers=0) as cluster,
-        Client(cluster) as client,
+        local_workers(0, processes=False) as client,
         pytest.raises(TypeError, match="block: with"),
     ):
         asyncio.run(clustertune.hold(client).__aenter__())
@@ -362,12 +352,8 @@ async def test_a_client_that_is_closed_in_the_block(
 
 def test_a_client_that_is_closed_in_a_block(caplog: pytest.LogCaptureFixture) -> None:
     """As after its scheduler has ended: the end of the block reports it."""
-    with LocalCluster(
-        n_workers=1, processes=False, dashboard_address="127.0.0.1:0"
-    ) as cluster:
-        client = Client(cluster)
-        with clustertune.hold(client):
-            client.close()
+    with local_workers(1, processes=False) as client, clustertune.hold(client):
+        client.close()
     assert [text for text in messages(caplog) if "was closed in the block" in text]
 
 

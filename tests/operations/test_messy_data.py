@@ -20,9 +20,8 @@ from xgboost.dask import DaskXGBClassifier, DaskXGBRegressor
 
 import clustertune
 from clustertune.errors import AlignmentError, IncompleteError
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 
-TWO = [("127.0.0.1", 1)] * 2
 ROWS = 4000
 
 

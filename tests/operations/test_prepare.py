@@ -119,25 +119,6 @@ async def test_a_surplus_copy_goes(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_rows_are_even_and_pairs_together(c, s, a, b):
-    """Half of the partitions move; X_i stays with y_i; keys stay the same."""
-    X, y = await uneven(c, a)
-    expected = await asyncio.gather(*c.compute([X.sum(axis=1), y]))
-    X2, y2 = prepared = await clustertune.prepare(c, X, y)
-    assert X2 is X
-    assert y2 is y
-    assert where(s, X) == where(s, y)
-    assert sorted(len(h) for h in where(s, X)) == [1] * 20
-    # 1.05 times the share of 10 partitions is less than 11
-    assert sum(h == {a.address} for h in where(s, X)) == 10
-    assert prepared.report.status == "done"
-    assert prepared.report.after[0].imbalance == 1.0
-    found = await asyncio.gather(*c.compute([X2.sum(axis=1), y2]))
-    assert all(map(np.array_equal, expected, found))
-    assert s.extensions["amm"].running
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_lazy_frames_keep_what_they_are(c, s, a, b):
     """A frame and its column return as frame and series.
 

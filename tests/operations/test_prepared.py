@@ -17,10 +17,9 @@ import clustertune
 from clustertune.core.progress import Progress
 from clustertune.errors import TimedOutError, VerificationError
 from clustertune.operations import fit
-from tests.in_process import gen_cluster
+from tests.in_process import THREE, gen_cluster
 from tests.processes import soon
 
-THREE = [("127.0.0.1", 1)] * 3
 ROWS = 100
 X = np.arange(ROWS * 2.0).reshape(ROWS, 2)
 

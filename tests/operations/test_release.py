@@ -16,7 +16,6 @@ from distributed import (
     Client,
     Event,
     Future,
-    LocalCluster,
     Nanny,
     Queue,
     Variable,
@@ -33,7 +32,7 @@ from clustertune.planner import guards
 from tests.builders import view, worker
 from tests.in_process import gen_cluster
 from tests.memory_cluster import MemoryCluster
-from tests.processes import endless, soon
+from tests.processes import endless, local_workers, soon
 
 MB = 2**20
 BOTH = (0, 1)  # ids of workers
@@ -416,13 +415,13 @@ async def test_two_at_once(c: Any, s: Any, *nannies: Any) -> None:
 
 def test_drop_from_the_shell() -> None:
     """Data of other clients needs an option."""
-    options: dict[str, Any] = {"n_workers": 1, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
+    with local_workers(1) as client:
         X = da.ones((100, 4), chunks=10).persist()
         wait(X)
 
         def run(*arguments: str) -> Any:
-            words = ["restart", cluster.scheduler_address, "--drop-data", *arguments]
+            address = client.scheduler.address
+            words = ["restart", address, "--drop-data", *arguments]
             return CliRunner().invoke(main, words, catch_exceptions=False)
 
         assert run("--if-needed").exit_code == 2

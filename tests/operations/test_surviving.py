@@ -37,7 +37,7 @@ from tests.operations.training import (
     is_training,
     train_until,
 )
-from tests.processes import cluster, process, until, workers_of
+from tests.processes import cluster, interrupted_when, process, until, workers_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -275,12 +275,11 @@ def retiring(client: Client) -> Iterator[dict[str, Any]]:
     work.join()
 
 
-@pytest.mark.parametrize("options", [{}, {"n_workers": 4}])
-def test_a_worker_that_retires(left: Client, options: dict[str, Any]) -> None:
+def test_a_worker_that_retires(left: Client) -> None:
     """The fit takes a checkpoint, and goes on without the worker."""
     X, y = data(left, partitions=12)  # as many for each of four, and of three workers
-    with retiring(left) as survives:
-        survived = fit(left, model("xgboost"), X, y, **survives, **options)
+    with retiring(left) as options:
+        survived = fit(left, model("xgboost"), X, y, n_workers=4, **options)
     assert len(trees(survived)) == 800
     notes = "\n".join(survived.clustertune_report_.notes)
     assert re.search(r"resumed from round \d+ after \S+ \w+ on 3 workers", notes)
@@ -350,16 +349,13 @@ def test_interrupted_while_it_resumes(client: Client) -> None:
         if text.endswith("the fit continues"):
             resumes.set()
 
-    def interrupt() -> None:
+    def resuming() -> bool:
         assert resumes.wait(200)
         client.run_on_scheduler(lambda: None)  # the call of progress has returned
-        os.kill(os.getpid(), signal.SIGINT)
+        return True
 
-    striker = Thread(target=interrupt)
-    striker.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_when(resuming), pytest.raises(KeyboardInterrupt):
         fit(client, model("xgboost"), X, y, progress=progress, max_failures=1)
-    striker.join()
     assert watcher.action is None
     check_whole(client, X, y)
     fit(client, model("xgboost", n_estimators=5), X, y, progress=False)
@@ -439,29 +435,6 @@ def test_data_that_cannot_come_back(client: Client) -> None:
     watcher = Watcher(killer(client))
     with pytest.raises(IncompleteError, match="the fit lost worker w-1: killed by"):
         fit(client, model("xgboost"), X, y, progress=watcher, max_failures=1)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"max_failures": -2}, "max_failures=-2 must be an integer from -1"),
-        ({"max_failures": 1.5}, "max_failures=1.5 must be an integer from -1"),
-        ({"checkpoint_every": "soon"}, "checkpoint_every"),
-        ({"checkpoint_every": "5s"}, "for fits with max_failures= or checkpoint_path="),
-    ],
-)
-def test_wrong_arguments(client: Client, options: dict[str, Any], text: str) -> None:
-    X, y = data(client)
-    with pytest.raises((TypeError, ValueError), match=text):
-        clustertune.fit(client, model("xgboost"), X, y, **options)
-
-
-def test_a_model_without_continuation(client: Client) -> None:
-    """LightGBM's dart changes earlier trees; the fit is refused before it begins."""
-    X, y = data(client)
-    dart = model("lightgbm", boosting_type="dart")
-    with pytest.raises(ValueError, match=r"dart.*changes earlier trees"):
-        fit(client, dart, X, y, max_failures=1)
 
 
 def test_two_fits_lose_the_same_worker(tmp_path: Path) -> None:
@@ -622,13 +595,3 @@ class Rounds(xgboost.callback.TrainingCallback):
     def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
         get_worker().log_event("rounds", epoch)
         return False
-
-
-def test_a_file_that_cannot_be_written(client: Client) -> None:
-    """The fit does not begin."""
-    path = "/proc/no-such-folder/model.checkpoint"
-    known = set(client.futures)
-    with pytest.raises(OSError, match=f"checkpoint_path='{path}' cannot be written: "):
-        fit(client, model("xgboost"), *lazy(), checkpoint_path=path)
-    # futures of earlier tests may be collected meanwhile
-    assert set(client.futures) <= known

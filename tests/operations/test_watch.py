@@ -12,7 +12,7 @@ from dataclasses import replace
 import dask
 import dask.array as da
 import pytest
-from distributed import Client, LocalCluster, Scheduler, Worker
+from distributed import Client, Scheduler, Worker
 from distributed.core import Status
 
 import clustertune
@@ -22,10 +22,8 @@ from clustertune.monitor import monitor as monitor_module
 from clustertune.operations import watch as watcher
 from clustertune.operations.watch import Watch
 from clustertune.remote.scheduler import telemetry
-from tests.in_process import gen_cluster, gen_test
-from tests.processes import process, soon, until, workers_of
-
-TWO = [("127.0.0.1", 1)] * 2
+from tests.in_process import TWO, gen_cluster, gen_test
+from tests.processes import local_workers, process, soon, until, workers_of
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -175,8 +173,7 @@ async def test_a_scheduler_that_is_gone_at_the_beginning():
 
 def test_with_a_synchronous_client():
     """The monitor runs in a block while other code runs."""
-    options = {"processes": False, "dashboard_address": "127.0.0.1:0", "n_workers": 1}
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
+    with local_workers(1, processes=False) as client:
         with clustertune.Monitor(client, interval=0.05) as monitor:
             assert client.submit(sum, [1, 2]).result() == 3
             n = len(monitor.snapshots)

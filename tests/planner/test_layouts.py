@@ -29,9 +29,8 @@ from clustertune.planner.layouts import (
     sum_bytes,
 )
 from tests.builders import collection, layout, view, worker
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 
-TWO = [("127.0.0.1", 1)] * 2
 ROWS = 40_000
 
 # --- layouts --------------------------------------------------------------------------

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import dask.array as da
+import numpy as np
 import pytest
 from distributed import Client, wait
 
 import clustertune
 from clustertune import errors
 from clustertune.core.model import Finding, Severity
+from clustertune.training import map_reduce
 from tests.processes import (
     blocking,
     cluster,
@@ -22,6 +24,7 @@ from tests.processes import (
     worker_command,
     workers_of,
 )
+from tests.training.test_roles import example, left_there
 
 OTHER_PYTHON = os.environ.get("CLUSTERTUNE_OTHER_PYTHON")
 
@@ -35,30 +38,56 @@ def importable() -> bool:
         return False
 
 
-def test_nobody_else_has_clustertune(tmp_path: Path) -> None:
-    """Scheduler and workers need no clustertune for prepare."""
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Client of a scheduler and two workers without clustertune."""
+    folder = tmp_path_factory.mktemp("cluster")
     with (
-        cluster(tmp_path, 2, **blocking(tmp_path)) as file,
+        cluster(folder, 2, **blocking(folder)) as file,
         Client(scheduler_file=file) as client,
     ):
         client.wait_for_workers(2, timeout=200)
-        # sent as source of this test module, which is not importable there either
-        check = compile_here(importable)
-        assert client.run_on_scheduler(check) is False
-        assert set(client.run(check).values()) == {False}
-        first = next(iter(workers_of(client)))
-        X = client.persist(
-            da.random.random((2000, 4), chunks=(100, 4)), workers=[first]
-        )
-        y = client.persist(X[:, 0] > 0.5, workers=[first])
-        wait([X, y])
-        p = clustertune.prepare(client, X, y)
-        assert p.report.status == "done"
-        assert [w.rows for w in p.report.after[0].workers] == [1000, 1000]
-        assert p.verify().status == "fine"
-        assert clustertune.last_report(client) == p.report
-        facts = p.report.left
-        assert not [f for f in facts if f.severity.name == "unknown"]
+        yield client
+
+
+def test_prepare(client: Client) -> None:
+    """Scheduler and workers need no clustertune for prepare."""
+    # sent as source of this test module, which is not importable there either
+    check = compile_here(importable)
+    assert client.run_on_scheduler(check) is False
+    assert set(client.run(check).values()) == {False}
+    first = next(iter(workers_of(client)))
+    X = client.persist(da.random.random((2000, 4), chunks=(100, 4)), workers=[first])
+    y = client.persist(X[:, 0] > 0.5, workers=[first])
+    wait([X, y])
+    p = clustertune.prepare(client, X, y)
+    assert p.report.status == "done"
+    assert [w.rows for w in p.report.after[0].workers] == [1000, 1000]
+    assert p.verify().status == "fine"
+    assert clustertune.last_report(client) == p.report
+    facts = p.report.left
+    assert not [f for f in facts if f.severity.name == "unknown"]
+
+
+@pytest.mark.slow
+def test_map_reduce(client: Client) -> None:
+    big = np.arange(1_200_000.0)  # large enough for a separate task
+    found = map_reduce(client, lambda i, w: w[:2] * i, range(9), broadcast=(big,))
+    assert found.tolist() == [0, 36]
+    with pytest.raises(errors.FunctionError, match="item 3: ZeroDivisionError"):
+        map_reduce(client, lambda i: 1 / (i - 3), range(9))
+
+
+@pytest.mark.slow
+def test_roles(client: Client) -> None:
+    """Run the example of the page."""
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((4000, 3))
+    labels = (rows @ [1.0, -2.0, 0.5] > 0).astype(int)
+    X, y = da.from_array(rows, chunks=(500, 3)), da.from_array(labels, chunks=500)
+    w = example("averaging")["average"](client, X, y, enough=0.97)
+    assert ((rows @ w[:3] + w[3] > 0) == labels).mean() > 0.95
+    until(lambda: not left_there(client))
 
 
 def compile_here(function):  # type: ignore[no-untyped-def]

@@ -76,34 +76,27 @@ async def test_versions_are_read_without_code(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_a_silent_worker(c, s, a, b, monkeypatch):
-    """A worker that does not answer is named, and does not hide the others."""
+    """A worker that does not answer is named, and does not hide the others.
+
+    A check does not wait for it twice, and has what is known.
+    """
     monkeypatch.setattr(ship, "ALONE", 3.0)
-    forever = asyncio.Event()
+    forever, requests = asyncio.Event(), []
 
     async def hang(**kwargs: object) -> None:
-        await forever.wait()
-
-    a.handlers["versions"] = hang
-    sides = await ship.read_versions(c, s.workers)
-    forever.set()
-    assert sides.silent == (a.address,)
-    assert set(sides.workers) == {b.address}
-
-
-@pytest.mark.slow
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_check_with_a_silent_worker(c, s, a, b):
-    """A check of 20 s does not wait for it twice, and has what is known."""
-    forever = asyncio.Event()
-
-    async def hang(**kwargs: object) -> None:
+        requests.append(kwargs)
         await forever.wait()
 
     a.handlers["versions"] = hang
     try:
+        sides = await ship.read_versions(c, s.workers)
+        assert len(requests) == 2  # with the others, and alone
         report = await clustertune.check(c, timeout="20 s")
+        assert len(requests) == 4
     finally:
         forever.set()
+    assert sides.silent == (a.address,)
+    assert set(sides.workers) == {b.address}
     assert {w.worker for w in report.workers} == {a.name, b.name}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import tracemalloc
 from typing import Any
 
@@ -16,7 +15,7 @@ from distributed import get_worker
 
 import clustertune
 from clustertune.errors import AlignmentError
-from tests.processes import until
+from tests.processes import Call, until
 from tests.rules.placing import cut, gain, placed, ranking
 
 pytestmark = [
@@ -105,22 +104,6 @@ def training(client: Any) -> list[str]:
     )
 
 
-class Fit(threading.Thread):
-    """A fit that may never end, or end with an error."""
-
-    def __init__(self, model: Any, *args: Any, **kwargs: Any):
-        super().__init__(daemon=True)
-        self.fit = lambda: model.fit(*args, **kwargs)
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.fit()
-        except BaseException as error:
-            self.error = error
-
-
 def test_early_stopping(doomed: Any) -> None:
     """Unequal eval rows make workers stop in different rounds and wait forever.
 
@@ -149,11 +132,11 @@ def test_early_stopping(doomed: Any) -> None:
 
     until(lambda: not training(doomed))
     naive = lgb.DaskLGBMRegressor(client=doomed, **options)
-    fit = Fit(naive, *X_y, eval_set=[tuple(eval_set)], callbacks=stop)
+    fit = Call(naive.fit, *X_y, eval_set=[tuple(eval_set)], callbacks=stop)
     until(lambda: "memory" in training(doomed) or not fit.is_alive())
     # ... and the other trains on, or says that its connection is gone
     fit.join(3)
-    assert fit.is_alive() or "Socket recv error" in str(fit.error)
+    assert fit.is_alive() or "Socket recv error" in str(fit.result)
 
 
 def test_no_worker_without_rows(doomed: Any) -> None:
@@ -170,13 +153,13 @@ def test_no_worker_without_rows(doomed: Any) -> None:
     assert difference(fitted(model, p), alone, X) < 0.02
 
     until(lambda: not training(doomed))
-    fit = Fit(lgb.DaskLGBMRegressor(client=doomed, **OPTIONS), *given())
+    fit = Call(lgb.DaskLGBMRegressor(client=doomed, **OPTIONS).fit, *given())
     until(lambda: not fit.is_alive())
-    assert "0 sample" in str(fit.error) or "empty" in str(fit.error)
+    assert "0 sample" in str(fit.result) or "empty" in str(fit.result)
     # the next fit waits behind the task that waits for the one that failed
-    again = Fit(lgb.DaskLGBMRegressor(client=doomed, **OPTIONS), p.X, p.y)
+    again = Call(lgb.DaskLGBMRegressor(client=doomed, **OPTIONS).fit, p.X, p.y)
     again.join(3)
-    assert again.is_alive(), again.error
+    assert again.is_alive(), again.result
     assert "processing" in training(doomed)
 
 

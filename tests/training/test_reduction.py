@@ -31,8 +31,7 @@ from clustertune.errors import (
 )
 from clustertune.training import map_reduce, reduction
 from tests.in_process import gen_cluster
-from tests.processes import blocking, soon, until
-from tests.processes import cluster as processes
+from tests.processes import interrupted_when, soon, until
 
 TWO = [("127.0.0.1", 2), ("127.0.0.1", 1)]
 BIG = np.arange(1_200_000.0)  # large enough for a separate task
@@ -379,37 +378,16 @@ def test_workers_that_are_killed(local_cluster: Any, tmp_path: Path) -> None:
         map_reduce(client, ends, [0])
     client.wait_for_workers(1, timeout=200)
 
-    begun, main = Event("begun", client=client), threading.get_ident()
-
-    def interrupt() -> None:
-        begun.wait()
-        signal.pthread_kill(main, signal.SIGINT)
-
     def wait_for_ever(i: int) -> None:
         Event("begun").set()
         Event("never").wait()
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    begun = Event("begun", client=client)
+    with interrupted_when(begun.wait), pytest.raises(KeyboardInterrupt):
         map_reduce(client, wait_for_ever, range(9))
-    thread.join()
     until(lambda: not any("map_reduce" in str(k) for k in tasks(client)))
     Event("never", client=client).set()
 
 
 def tasks(client: Client) -> Any:
     return client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
-
-
-@pytest.mark.slow
-def test_workers_need_no_clustertune(tmp_path: Path) -> None:
-    with (
-        processes(tmp_path, 2, **blocking(tmp_path)) as file,
-        Client(scheduler_file=file) as client,
-    ):
-        client.wait_for_workers(2, timeout=200)
-        found = map_reduce(client, lambda i, w: w[:2] * i, range(9), broadcast=(BIG,))
-        assert found.tolist() == [0, 36]
-        with pytest.raises(FunctionError, match="item 3: ZeroDivisionError"):
-            map_reduce(client, lambda i: 1 / (i - 3), range(9))

@@ -31,13 +31,11 @@ from clustertune.remote import ship
 from clustertune.remote.ending import within
 from clustertune.training import frameworks, remote_roles, run_roles
 from clustertune.training.frameworks import Framework
-from tests.in_process import gen_cluster
-from tests.processes import blocking, soon, until
-from tests.processes import cluster as processes
+from tests.in_process import TWO, gen_cluster
+from tests.processes import interrupted_when, soon, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
-TWO = [("127.0.0.1", 1)] * 2
 THREE = [("127.0.0.1", 2)] * 3
 
 
@@ -541,37 +539,12 @@ def test_killed_and_interrupted(local_cluster: Any) -> None:
         list(roles.scores)
     client.wait_for_workers(2, timeout=200)
 
-    main, waiting = threading.get_ident(), threading.Event()
-
-    def interrupt() -> None:
-        waiting.wait()
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    waiting = threading.Event()
     roles = run_roles(client, {"worker": (2, lambda ctx: ctx.wait())})
-    with pytest.raises(KeyboardInterrupt), roles:
+    with interrupted_when(waiting.wait), pytest.raises(KeyboardInterrupt), roles:
         roles.result(waiting.set())
-    thread.join()
     assert repr(roles) == "<Roles: worker: ended, ended>"
     until(lambda: not left_there(client))
-
-
-@pytest.mark.slow
-def test_workers_need_no_clustertune(tmp_path: Path) -> None:
-    """Run the example of the page."""
-    rng = np.random.default_rng(1)
-    rows = rng.standard_normal((4000, 3))
-    labels = (rows @ [1.0, -2.0, 0.5] > 0).astype(int)
-    X, y = da.from_array(rows, chunks=(500, 3)), da.from_array(labels, chunks=500)
-    with (
-        processes(tmp_path, 2, **blocking(tmp_path)) as file,
-        Client(scheduler_file=file) as client,
-    ):
-        client.wait_for_workers(2, timeout=200)
-        w = example("averaging")["average"](client, X, y, enough=0.97)
-        assert ((rows @ w[:3] + w[3] > 0) == labels).mean() > 0.95
-        until(lambda: not left_there(client))
 
 
 def count_to_six(ctx: Any) -> list[int]:

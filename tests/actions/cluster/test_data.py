@@ -21,11 +21,10 @@ from clustertune.collections import graphs
 from clustertune.core.model import Severity
 from clustertune.errors import IncompleteError, RefusedError, VerificationError
 from clustertune.monitor import monitor
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import soon, until
 
 PARTITIONS = 7
-TWO = [("127.0.0.1", 1)] * 2
 
 
 def drawn(rows: int) -> np.ndarray:

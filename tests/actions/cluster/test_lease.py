@@ -16,10 +16,8 @@ from clustertune.errors import ConnectionLostError, LeaseHeldError
 from clustertune.monitor import monitor
 from clustertune.remote import keys
 from clustertune.remote.scheduler.plugin import NAME
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import soon
-
-TWO = [("127.0.0.1", 1)] * 2
 
 
 async def opened(client: Any) -> Lease:

@@ -18,10 +18,9 @@ import clustertune
 from clustertune.operations.playbooks import reading
 from clustertune.operations.playbooks.running import PlaybookRun
 from tests.core.test_progress import Stderr
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import soon
 
-TWO = [("127.0.0.1", 1)] * 2
 HEAD = "version: 1\nname: p\n"
 
 

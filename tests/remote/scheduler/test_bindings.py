@@ -17,10 +17,8 @@ from clustertune.remote.scheduler import bindings
 from clustertune.remote.scheduler.bindings import bound_to, follow
 from clustertune.remote.scheduler.plugin import ClustertunePlugin
 from clustertune.remote.scheduler.state import PARKING_PREFIX
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import at_gate, soon
-
-TWO = [("127.0.0.1", 1)] * 2
 
 
 async def bound(c, s, where, count=3):

@@ -22,7 +22,7 @@ from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.release import failed_fits
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import endless, soon
 
 NANNIES: dict[str, Any] = {
@@ -30,7 +30,6 @@ NANNIES: dict[str, Any] = {
     "Worker": Nanny,
     "worker_kwargs": {"memory_limit": "1 GiB"},
 }
-TWO = [("127.0.0.1", 1)] * 2
 
 
 def until_open(name: str, *_: Any) -> int:

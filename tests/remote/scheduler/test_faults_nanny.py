@@ -14,9 +14,10 @@ import pytest
 from distributed import Client
 
 import clustertune
+from clustertune.monitor import monitor
 from tests.processes import cluster, process, until, worker_command
 from tests.remote.scheduler.test_faults_restart import (
-    Restarting,
+    begin_restart,
     doing,
     find_frozen_soon,
     is_free,
@@ -42,10 +43,13 @@ def two_nannies(folder: Path) -> Iterator[tuple[Client, int, Path]]:
             *("--preload", str(preload)),
         ) as nanny,
         Client(scheduler_file=file, set_as_default=False) as client,
+        pytest.MonkeyPatch.context() as monkeypatch,
     ):
         client.wait_for_workers(2)
         clustertune.check(client)  # the scheduler plugin is there
         client.run_on_scheduler(find_frozen_soon)
+        monkeypatch.setattr(monitor, "PATIENCE", 3.0)
+        monkeypatch.setitem(monitor.ask_workers.__kwdefaults__, "timeout", 3.0)
         try:
             yield client, nanny.pid, blocked
         finally:
@@ -69,8 +73,7 @@ def test_a_frozen_nanny(tmp_path: Path, when: str) -> None:
         else:
             os.kill(nanny, signal.SIGSTOP)
         # the frozen one is the second, because it has more data
-        restarting = Restarting(client, timeout="3 minutes")
-        restarting.start()
+        restarting = begin_restart(client, timeout="3 minutes")
         if when != "before":
             until(lambda: client.run_on_scheduler(doing) == when)
             os.kill(nanny, signal.SIGSTOP)
@@ -97,8 +100,7 @@ def test_a_frozen_nanny_and_dropped_data(tmp_path: Path) -> None:
     with two_nannies(tmp_path) as (client, nanny, _):
         there = client.scatter(list(range(5)), hash=False)
         os.kill(nanny, signal.SIGSTOP)
-        restarting = Restarting(client, drop_data=True, timeout="3 minutes")
-        restarting.start()
+        restarting = begin_restart(client, drop_data=True, timeout="3 minutes")
         start = monotonic()
         restarting.join(300)
         assert monotonic() - start < 100

@@ -32,18 +32,21 @@ from tests.processes import (
 from tests.remote.scheduler.test_faults_restart import (
     CLIENT,
     DETOUR,
-    WAYS,
-    Restarting,
     _named,
     addresses_by_name,
     assert_equal,
     assert_whole,
+    begin_restart,
     doing,
     is_free,
     lose_clients_soon,
     lose_nannies_soon,
     source,
     statuses,
+)
+
+WAYS = pytest.mark.parametrize(
+    ("options", "when"), [({}, "moving its"), (DETOUR, "moving away")]
 )
 
 
@@ -128,8 +131,7 @@ def test_the_worker_is_killed(local_cluster: Any, when: str) -> None:
     """Its nanny starts it again, and the parked keys return to it."""
     _, client = local_cluster(1, **DETOUR)
     X, kept = data(client)
-    restarting = Restarting(client, timeout="2 minutes")
-    restarting.start()
+    restarting = begin_restart(client, timeout="2 minutes")
     until(lambda: client.run_on_scheduler(doing).startswith(when))
     workers = workers_of(client).items()
     (address,) = [a for a, w in workers if "parking" not in str(w["name"])]
@@ -152,8 +154,7 @@ def test_a_process_of_a_worker_alone_is_killed(local_cluster: Any, victim: str) 
     """The new process gets the keys that only the former one had left."""
     _, client = local_cluster(1)
     X, kept = data(client)
-    restarting = Restarting(client, timeout="2 minutes")
-    restarting.start()
+    restarting = begin_restart(client, timeout="2 minutes")
     until(lambda: client.run_on_scheduler(doing).startswith("moving its"))
     workers = workers_of(client).items()
     (address,) = [
@@ -202,8 +203,7 @@ def test_its_nanny_is_killed(tmp_path: Path, options: Any, when: str) -> None:
     """The keys in its processes are lost, and the report states it."""
     with workers(tmp_path, 1, *resources(options)) as (client, (nanny,)):
         X, kept = data(client)
-        restarting = Restarting(client, timeout="2 minutes")
-        restarting.start()
+        restarting = begin_restart(client, timeout="2 minutes")
         until(lambda: client.run_on_scheduler(doing).startswith(when))
         client.run_on_scheduler(lose_nannies_soon)
         nanny.kill()
@@ -234,8 +234,7 @@ def test_a_nanny_of_three_is_killed(tmp_path: Path, options: Any, when: str) -> 
         safe = client.scatter(
             [np.full(10, i) for i in range(5)], hash=False, workers=[addresses["w1"]]
         )
-        restarting = Restarting(client, workers=["w0"], timeout="2 minutes")
-        restarting.start()
+        restarting = begin_restart(client, workers=["w0"], timeout="2 minutes")
         until(lambda: client.run_on_scheduler(doing).startswith(when))
         client.run_on_scheduler(lose_nannies_soon)
         nannies[0].kill()
@@ -257,8 +256,7 @@ def test_a_receiver_pauses(local_cluster: Any, request: pytest.FixtureRequest) -
     held = set(client.has_what()[addresses[0]])
     client.run_on_scheduler(slowly)
     request.addfinalizer(lambda: client.run_on_scheduler(quickly))
-    restarting = Restarting(client, workers=[0], timeout="2 minutes")
-    restarting.start()
+    restarting = begin_restart(client, workers=[0], timeout="2 minutes")
     until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
     client.run(leak, nbytes=int(0.85 * 2**30), workers=[addresses[1]])
     until(lambda: "paused" in client.run_on_scheduler(statuses))

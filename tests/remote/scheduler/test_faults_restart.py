@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import zlib
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,13 @@ from dask.core import flatten
 from distributed import Client, wait
 
 import clustertune
-from tests.processes import until
+from tests.processes import (
+    Call,
+    empty_cluster,
+    interrupted_when,
+    local_workers,
+    until,
+)
 
 # two processes would count the resources twice, so the keys move to other workers
 DETOUR = {"resources": {"a": 1}}
@@ -68,6 +74,11 @@ def lose_clients_soon(dask_scheduler: Any) -> None:
     owners.grace = 3
 
 
+def be_patient(dask_scheduler: Any) -> None:
+    """Undo ``lose_clients_soon``: a client sends a heartbeat every 5 s."""
+    dask_scheduler.plugins["clustertune"].owners.grace = 15
+
+
 def lose_nannies_soon(dask_scheduler: Any) -> None:
     """Count the nanny of the restart as lost after 3 s instead of 30 s."""
     jobs = dask_scheduler.plugins["clustertune"].jobs.kept.values()
@@ -96,19 +107,7 @@ def find_frozen_soon(dask_scheduler: Any) -> None:
     frozen_constants(dask_scheduler)["FROZEN"] = 5.0
 
 
-class Restarting(threading.Thread):
-    """A restart in a thread."""
-
-    def __init__(self, client: Client, **options: Any):
-        super().__init__(daemon=True)
-        self.client, self.options = client, options
-        self.result: Any = None
-
-    def run(self) -> None:
-        try:
-            self.result = clustertune.restart_workers(self.client, **self.options)
-        except Exception as error:
-            self.result = error
+begin_restart = partial(Call, clustertune.restart_workers)
 
 
 def assert_whole(client: Client, X: da.Array, kept: list[Any]) -> None:
@@ -126,31 +125,53 @@ def assert_equal(client: Client, X: da.Array) -> None:
     assert found == checksums()
 
 
-def start(
-    local_cluster: Any, **options: Any
-) -> tuple[Client, da.Array, list[int], list[str]]:
-    cluster, client = local_cluster(3, **options)
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Client]:
+    """Client of three workers that are killed, and come back."""
+    with local_workers(3, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def detour() -> Iterator[Client]:
+    """Client of three workers whose keys move to other workers."""
+    with local_workers(3, set_as_default=False, **DETOUR) as client:
+        yield client
+
+
+@pytest.fixture(params=["moving its", "moving away"])
+def way(request: Any) -> tuple[Client, str]:
+    """Return both clients, each with a stage of its restarts."""
+    name = "plain" if request.param == "moving its" else "detour"
+    return request.getfixturevalue(name), request.param
+
+
+def start(client: Client) -> tuple[da.Array, list[int], list[str]]:
+    """Return data, and the pids and addresses of the workers, by name."""
+    until(lambda: set(client.run_on_scheduler(addresses_by_name)) == {0, 1, 2})
+    empty_cluster(client, 3)
     clustertune.check(client)  # the scheduler plugin is there
     X = client.persist(source())
-    wait(X)
-    addresses = [cluster.workers[i].worker_address for i in range(3)]
+    with client.as_current():
+        wait(X)
+    addresses = [_named(client, i) for i in range(3)]
     pids = client.run(os.getpid)
-    return client, X, [pids[a] for a in addresses], addresses
+    return X, [pids[a] for a in addresses], addresses
 
 
 @pytest.mark.parametrize(
     ("when", "victim"),
     [("moving away", 0), ("moving away", 1), ("restarting", 1), ("moving its", 0)],
 )
-def test_a_worker_is_killed(local_cluster: Any, when: str, victim: int) -> None:
+def test_a_worker_is_killed(detour: Client, when: str, victim: int) -> None:
     """The emptied worker is killed, or a target, or the restarted process."""
-    client, X, pids, addresses = start(local_cluster, **DETOUR)
+    client = detour
+    X, pids, addresses = start(client)
     # scattered, so lost with the only worker that has it: on one that is not killed
     kept = client.scatter(
         [np.full(10, i) for i in range(5)], hash=False, workers=[addresses[2]]
     )
-    restarting = Restarting(client, workers=[0], timeout="2 minutes")
-    restarting.start()
+    restarting = begin_restart(client, workers=[0], timeout="2 minutes")
     until(lambda: client.run_on_scheduler(doing).startswith(when))
     if victim == 0 and when == "moving its":  # it has another process by now
         (pids[0],) = client.run(os.getpid, workers=[_named(client, 0)]).values()
@@ -171,16 +192,16 @@ def test_a_worker_is_killed(local_cluster: Any, when: str, victim: int) -> None:
         ("moving its", "other"),
     ],
 )
-def test_a_process_is_killed(local_cluster: Any, when: str, victim: str) -> None:
+def test_a_process_is_killed(plain: Client, when: str, victim: str) -> None:
     """While two processes of one worker run: the other one continues."""
-    client, X, pids, addresses = start(local_cluster)
+    client = plain
+    X, pids, addresses = start(client)
     kept = client.scatter(
         [np.full(10, i) for i in range(5)],
         hash=False,
         workers=[addresses[2 if victim == "other" else 1]],
     )
-    restarting = Restarting(client, workers=[0], timeout="2 minutes")
-    restarting.start()
+    restarting = begin_restart(client, workers=[0], timeout="2 minutes")
     until(lambda: client.run_on_scheduler(doing).startswith(when))
     pid = {"former": pids[0], "other": pids[1]}.get(victim)
     if pid is None:
@@ -215,18 +236,11 @@ clustertune.restart_workers(client)
 """
 
 
-WAYS = pytest.mark.parametrize(
-    ("options", "when"), [({}, "moving its"), (DETOUR, "moving away")]
-)
-
-
-@WAYS
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_client_dies_or_freezes(
-    local_cluster: Any, options: Any, when: str, fate: int
-) -> None:
+def test_the_client_dies_or_freezes(way: tuple[Client, str], fate: int) -> None:
     """The scheduler finishes the current worker, and then frees the cluster."""
-    client, X, _, _ = start(local_cluster, **options)
+    client, when = way
+    X, _, _ = start(client)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     address = client.scheduler.address
     command = [sys.executable, "-c", CLIENT, address]
@@ -237,26 +251,20 @@ def test_the_client_dies_or_freezes(
         client.run_on_scheduler(lose_clients_soon)
         other.send_signal(fate)
         assert_whole(client, X, kept)
+        client.run_on_scheduler(be_patient)
         other.kill()
 
 
-@WAYS
-def test_interrupted(local_cluster: Any, options: Any, when: str) -> None:
+def test_interrupted(way: tuple[Client, str]) -> None:
     """^C undoes the restart, or the keys arrive in the new process."""
-    client, X, _, _ = start(local_cluster, **options)
+    client, when = way
+    X, _, _ = start(client)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        until(lambda: client.run_on_scheduler(doing).startswith(when))
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with (
+        interrupted_when(lambda: client.run_on_scheduler(doing).startswith(when)),
+        pytest.raises(KeyboardInterrupt),
+    ):
         clustertune.restart_workers(client)
-    thread.join()
     assert_whole(client, X, kept)
 
 
@@ -264,7 +272,8 @@ def test_a_process_that_does_not_start(local_cluster: Any, tmp_path: Path) -> No
     """The former process keeps the keys and its name, and runs tasks."""
     broken, preload = tmp_path / "broken", tmp_path / "preload.py"
     preload.write_text(f"import os; assert not os.path.exists({str(broken)!r})")
-    client, X, pids, _ = start(local_cluster, preload=[str(preload)])
+    _, client = local_cluster(3, preload=[str(preload)])
+    X, pids, _ = start(client)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     before = client.run_on_scheduler(addresses_by_name)
     broken.touch()
@@ -279,14 +288,13 @@ def test_a_process_that_does_not_start(local_cluster: Any, tmp_path: Path) -> No
     assert_whole(client, X, kept)
 
 
-def test_two_at_once(local_cluster: Any) -> None:
+def test_two_at_once(plain: Client) -> None:
     """The second call waits for the first."""
-    client, X, _, _ = start(local_cluster)
+    client = plain
+    X, _, _ = start(client)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     with Client(client.scheduler.address, set_as_default=False) as other:
-        both = [Restarting(client, workers=[0]), Restarting(other, workers=[1])]
-        for one in both:
-            one.start()
+        both = [begin_restart(c, workers=[i]) for i, c in enumerate((client, other))]
         for one in both:
             one.join(120)
         assert [one.result.status for one in both] == ["done", "done"]

@@ -17,11 +17,9 @@ from clustertune.remote.scheduler.plugin import NAME
 from clustertune.remote.scheduler.release import DataDrop
 from clustertune.remote.scheduler.restart import WorkerRestart
 from tests.actions.cluster.test_lease import opened, quietly
-from tests.in_process import gen_cluster
+from tests.in_process import THREE, TWO, gen_cluster
 from tests.processes import at_gate, endless, soon
 
-TWO = [("127.0.0.1", 1)] * 2
-THREE = [("127.0.0.1", 1)] * 3
 NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny}
 # two processes would count the resources twice, so the keys move to other workers
 DETOUR = {"worker_kwargs": {"memory_limit": "1 GiB", "resources": {"a": 1}}}

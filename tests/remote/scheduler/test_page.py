@@ -19,10 +19,8 @@ from clustertune.remote.scheduler import page
 from clustertune.remote.scheduler.plugin import NAME
 from clustertune.remote.scheduler.state import PARKING_PREFIX
 from tests.dashboard.states import worker
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import soon
-
-TWO = [("127.0.0.1", 1)] * 2
 
 
 async def opened(c, s):

@@ -27,10 +27,8 @@ from clustertune.remote import keys
 from clustertune.remote.scheduler import jobs, lease, plugin
 from clustertune.remote.scheduler.plugin import NAME, ClustertunePlugin
 from clustertune.remote.scheduler.telemetry import Metrics
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import soon
-
-TWO = [("127.0.0.1", 1)] * 2
 
 
 def noted(handler, heard):

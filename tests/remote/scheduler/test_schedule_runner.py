@@ -17,10 +17,9 @@ from clustertune.remote.scheduler import schedule_runner
 from clustertune.remote.scheduler.plugin import ClustertunePlugin
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import soon
 
-TWO = [("127.0.0.1", 1)] * 2
 PLAIN: dict[str, Any] = {"client": True, "nthreads": TWO}
 NANNIES: dict[str, Any] = PLAIN | {
     "Worker": Nanny,

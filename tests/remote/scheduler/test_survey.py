@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from clustertune.remote.scheduler.survey import survey
-from tests.in_process import gen_cluster
-
-TWO = [("127.0.0.1", 1)] * 2
+from tests.in_process import TWO, gen_cluster
 
 
 @gen_cluster(client=True, nthreads=TWO)

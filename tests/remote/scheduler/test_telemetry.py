@@ -27,10 +27,8 @@ from clustertune.remote.keys import pack
 from clustertune.remote.scheduler import telemetry
 from clustertune.remote.scheduler.lease import TOPIC
 from clustertune.remote.scheduler.telemetry import MAX_READS, RETURN, Metrics
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import soon
-
-TWO = [("127.0.0.1", 1)] * 2
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:

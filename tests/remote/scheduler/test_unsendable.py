@@ -19,10 +19,9 @@ import clustertune
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
 from clustertune.remote.worker import park
 from clustertune.remote.worker.probe import unsendable
-from tests.in_process import gen_cluster
+from tests.in_process import TWO, gen_cluster
 from tests.processes import soon
 
-TWO = [("127.0.0.1", 1)] * 2
 NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny}
 OPTIONS = {"worker_kwargs": {"memory_limit": "1 GiB"}}
 

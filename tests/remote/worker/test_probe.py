@@ -16,13 +16,13 @@ import psutil
 import pytest
 import scipy.sparse
 import threadpoolctl
-from distributed import Event, LocalCluster
+from distributed import Event
 
 from clustertune.core.model import Details, Unknown
 from clustertune.monitor import inquiry, monitor
 from clustertune.remote.worker import content, probe
-from tests.in_process import gen_cluster
-from tests.processes import soon
+from tests.in_process import ONE, gen_cluster
+from tests.processes import local_workers, soon
 
 
 @pytest.fixture
@@ -170,7 +170,6 @@ async def test_row_counts_leave_spilled_partitions_on_disk(c, s, a):
     assert on_disk in a.data.disk
 
 
-ONE = [("127.0.0.1", 1)]
 PACKAGES = ["dask", "distributed", "no-such-distribution"]
 
 
@@ -255,12 +254,7 @@ def test_garbage(answer):
 
 def test_what_the_nanny_sets():
     """In its own process the worker has pools of one thread."""
-    options = {
-        "n_workers": 1,
-        "threads_per_worker": 1,
-        "dashboard_address": "127.0.0.1:0",
-    }
-    with LocalCluster(**options) as cluster, cluster.get_client() as client:
+    with local_workers(1) as client:
 
         async def ask():
             await monitor.install_plugin(client, await monitor.identify(client))
