@@ -117,8 +117,10 @@ def is_empty(dask_scheduler: Any, n_workers: int) -> bool:
 
 def empty_cluster(client: Client, n_workers: int) -> None:
     """Wait until these workers run, and the keys of the former test are gone."""
-    gc.collect()  # caught errors have frames with futures
-    until(lambda: client.run_on_scheduler(is_empty, n_workers=n_workers), 60)
+    # errors have frames with futures, and pytest keeps the last one
+    sys.last_value = sys.last_traceback = sys.last_exc = None
+    gc.collect()
+    until(lambda: client.run_on_scheduler(is_empty, n_workers=n_workers))
 
 
 @contextmanager
@@ -126,15 +128,19 @@ def interrupted_when(condition: Callable[[], Any]) -> Iterator[None]:
     """Send ^C to the main thread when a condition holds; the block handles it."""
 
     def interrupt() -> None:
-        until(condition)
-        signal.pthread_kill(main, signal.SIGINT)
+        until(lambda: over.is_set() or condition())
+        if not over.is_set():
+            signal.pthread_kill(main, signal.SIGINT)
 
-    main = threading.main_thread().ident
+    main, over = threading.main_thread().ident, threading.Event()
     assert main is not None
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
-    yield
-    thread.join()
+    try:
+        yield
+    finally:  # a late ^C would stop another test
+        over.set()
+        thread.join(10)
 
 
 class Call(threading.Thread):

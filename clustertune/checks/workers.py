@@ -169,7 +169,7 @@ def unresponsive_workers(view: View, *, max_seconds: float = 30.0) -> Iterator[F
         enough if it did not answer a request either, and more on a large cluster.
     """
     # Dask's heartbeat interval grows with the number of workers
-    answers = ANSWERS + len(view.now.workers) / 50
+    answers = max(ANSWERS, min(max_seconds, ANSWERS + len(view.now.workers) / 50))
     silent = [
         w
         for w in view.now.workers

@@ -247,7 +247,8 @@ class RunningCall:
         try:
             await within(work, self.call.timeout, once=True)
         except BaseException as error:
-            ours = await whole(self._failed(error, facts))
+            ours, stopped = await whole(self._failed(error, facts))
+            _stop(ours, stopped)
             if ours is error:
                 raise
             raise ours from error
@@ -255,7 +256,8 @@ class RunningCall:
         try:
             return await self._conclude(status(self.call.dry_run), facts)
         except BaseException as error:  # the caller gets no result
-            await whole(self._clean_up(error))
+            _, stopped = await whole(self._clean_up(error))
+            _stop(error, stopped)
             raise
 
     async def _failed(self, error: BaseException, facts: Facts) -> BaseException:
@@ -321,6 +323,12 @@ async def stuck_workers(client: Client, seconds: float) -> Sequence[Finding]:
         return []
     view = View(snapshots=(snapshot,), goal=Goal(workload=libraries.choose(None)))
     return checks.stuck(view, max(LEAST_STUCK, seconds / 2))
+
+
+def _stop(error: BaseException, stopped: bool) -> None:
+    """Raise ``CancelledError`` if the call was stopped while it cleaned up."""
+    if stopped and not isinstance(error, asyncio.CancelledError):
+        raise asyncio.CancelledError(*error.args) from error
 
 
 def _add_place(error: BaseException, place: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 AGAIN = 5.0  # seconds for the cleanup of a task before it is cancelled again
@@ -49,13 +48,22 @@ async def within(work: Awaitable[T], seconds: float | None, *, once: bool = Fals
     return task.result()
 
 
-async def whole(work: Awaitable[T]) -> T:
+async def whole(work: Awaitable[T]) -> tuple[T, bool]:
     """Wait for the end of a cleanup, also if this call is cancelled meanwhile.
 
-    The cleanup needs a time limit, and its caller has to raise an error afterwards.
+    Returns its result, and whether the caller has to raise ``CancelledError`` now. The
+    cleanup needs a time limit.
     """
-    task = asyncio.ensure_future(work)
+    task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.shield(task)
-    return task.result()
+        cancelled |= await _is_cancelled(task)
+    return task.result(), cancelled
+
+
+async def _is_cancelled(task: asyncio.Future[Any]) -> bool:
+    """Wait for a task; return whether this call was cancelled meanwhile."""
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        return True
+    return False

@@ -191,7 +191,12 @@ def test_room_is_given_out_once(size: int, fits: bool) -> None:
 
 
 def test_requested_partitions_are_made_or_an_error() -> None:
-    """A requested number of partitions is made, or an error is raised."""
+    """A requested number of partitions is made, or an error is raised.
+
+    With fewer partitions than workers, fewer workers train.
+    """
+    (step,) = proposed(view(two(), [layout([10] * 4, [0, 1] * 2)], rechunk=1))
+    assert step.args.rows.tolist() == [40]
     full = two(memory_limit=100 * MIB, process=10 * MIB)
     data = layout([25 * MIB] * 4, [0, 1] * 2, ("X",), {"X": 1})
     with pytest.raises(CapacityError, match=r"release_inputs=True|n_workers="):

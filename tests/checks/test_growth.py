@@ -164,5 +164,6 @@ def test_fits_without_a_leak(local_cluster: Any) -> None:
     assert before >= 5
     assert growth(client) is None
     lightgbm.DaskLGBMRegressor(client=client, n_estimators=2, verbose=-1).fit(X, y)
-    _, *runs = client.run_on_scheduler(kept_runs)[before - 1 :]
-    assert [run["ended_by"] for run in runs] == ["training"]
+    runs = client.run_on_scheduler(kept_runs)[before:]
+    # a task that follows the last fit of XGBoost late would be a run that a gap ends
+    assert [r["ended_by"] for r in runs if r["ended_by"] != "gap"] == ["training"]

@@ -55,7 +55,7 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
     plugin = dask_scheduler.plugins["clustertune"]
     return {
         "manager": dask_scheduler.extensions["amm"].running,
-        "holds": plugin.manager.moves,
+        "holds": dask_scheduler._replica_lock._count,
         "lease": plugin.lease.holder() is not None,
         "jobs": [(j.work.done, j.work.total) for j in plugin.jobs.kept.values()],
         "ended": all(job.task.done() for job in plugin.jobs.kept.values()),
@@ -100,6 +100,7 @@ def uneven(client: Client) -> Iterator[Any]:
     wait([X, y])
     yield client, first, X, y
     client.run_on_scheduler(quickly)
+    client.run(resume)
 
 
 def pause(dask_worker: Any) -> None:
@@ -187,7 +188,6 @@ def test_a_paused_target_is_planned_around(uneven: Any) -> None:
     assert max(by_rows.values()) <= 1.05 * 10_000
     assert_whole(client, X, y)
     settled(client)
-    client.run(resume, workers=[victim])
 
 
 SCRIPT = """

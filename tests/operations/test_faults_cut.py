@@ -35,11 +35,12 @@ def three() -> Iterator[Client]:
 
 
 @pytest.fixture
-def client(three: Client) -> Client:
+def client(three: Client) -> Iterator[Client]:
     """Client of three workers without keys."""
     empty_cluster(three, 3)
     until(lambda: three.run_on_scheduler(bound)["all"] == 0)
-    return three
+    yield three
+    three.run(resume)
 
 
 def source() -> tuple[da.Array, da.Array]:
@@ -125,7 +126,6 @@ def test_a_worker_pauses(client: Client, what: str) -> None:
     assert isinstance(preparing.result, clustertune.Prepared), preparing.result
     assert_whole(client, *preparing.result)
     until(lambda: client.run_on_scheduler(restricted) == 0)
-    client.run(resume, workers=[last])
 
 
 @pytest.mark.parametrize("what", ["rechunk", "load"])

@@ -158,7 +158,7 @@ def test_the_time_is_over(client: Client) -> None:
     """The error names what was finished, undone and not begun."""
     data, gate, tasks = start(client, busy=0)
     with pytest.raises(TimedOutError) as stop:
-        clustertune.restart_workers(client, timeout="6s")
+        clustertune.restart_workers(client, timeout="10s")
     text, report = str(stop.value), stop.value.report
     assert report is not None
     first, second = names(report)
@@ -179,7 +179,7 @@ def test_the_time_is_over_after_a_loss(client: Client) -> None:
     del data
     wait(kept)
     pids = client.run(os.getpid)
-    restarting = begin_restart(client, workers=[first], timeout="6 s")
+    restarting = begin_restart(client, workers=[first], timeout="10 s")
     until(lambda: workers_of(client)[first]["status"] == "closing_gracefully")
     os.kill(pids[other], signal.SIGKILL)
     restarting.join(120)

@@ -16,11 +16,13 @@ from distributed import Client, Nanny
 import clustertune
 from clustertune.actions.cluster import workers
 from clustertune.actions.cluster.lease import Lease
+from clustertune.actions.cluster.live import LiveCluster
 from clustertune.integrations.managers import Adapter
 from clustertune.monitor.connection import sync
+from clustertune.operations.call import RunningCall
 from clustertune.remote.scheduler import bindings
 from clustertune.training.joblib_parallel import replicated
-from tests.in_process import gen_cluster
+from tests.in_process import ONE, gen_cluster
 from tests.processes import soon, until
 
 
@@ -226,7 +228,7 @@ def test_the_cluster_object_learns_of_a_finished_job(
 
     job = Lease.job
     monkeypatch.setattr(Lease, "job", interrupted)
-    monkeypatch.setattr(workers, "LANDING", 0.1)
+    monkeypatch.setattr(workers, "MANAGER_SECONDS", 0.1)
     monkeypatch.setattr(Adapter, "retired", retired)
     monkeypatch.setattr(Adapter, "resized", lambda _, id, size: updated.append(id))
 
@@ -242,3 +244,26 @@ def test_the_cluster_object_learns_of_a_finished_job(
         assert updated[0] in (0, 1)
 
     test()
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_after_the_time_limit(
+    c: Any, s: Any, a: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ^C while the call cleans up is one: a playbook must not go on."""
+    calls, explained = [], RunningCall._explained
+
+    async def hangs(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def interrupted(self: RunningCall, error: BaseException) -> BaseException:
+        calls.pop().cancel()
+        return await explained(self, error)
+
+    monkeypatch.setattr(LiveCluster, "look", hangs)
+    monkeypatch.setattr(RunningCall, "_explained", interrupted)
+    call = clustertune.prepare(c, da.ones((4, 2)), timeout=1, progress=False)
+    calls.append(asyncio.ensure_future(call))
+    with pytest.raises(asyncio.CancelledError):
+        await calls[0]
+    assert not calls

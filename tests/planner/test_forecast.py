@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
-import dask
 import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
 from dask.utils import parse_bytes
-from distributed import Client, wait
+from distributed import wait
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +27,7 @@ from clustertune.planner.forecast import expected_workers
 from tests.builders import layout, snapshot, view, worker
 from tests.memory_cluster import MemoryCluster
 from tests.operations.test_loop import run
-from tests.processes import METHOD, workers_of
+from tests.processes import workers_of
 
 MIB = 2**20
 TRIPLE = Profile(name="t", title="T", memory_multiple={4: 4.0, 8: 3.0})
@@ -412,19 +411,11 @@ def peak_memory() -> int:
 
 
 #: of the prediction, over what was taken; libraries of old take less before a fit
-LEAST = 1 - forecast.UNCERTAIN
-MOST = 1 + forecast.UNCERTAIN + (0.1 if int(pd.__version__.split(".")[0]) < 3 else 0)
+MOST = 1.2 if int(pd.__version__.split(".")[0]) >= 3 else 1.3
 
 
 def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
-
-
-def two_workers(local_cluster: Any) -> Client:
-    """Start workers as users have them: forked ones map fewer pages of libraries."""
-    with dask.config.set({METHOD: "spawn"}):
-        client: Client = local_cluster(2)[1]
-    return client
 
 
 def ratios(client: Any, predicted: dict[Any, Any]) -> list[float]:
@@ -440,7 +431,7 @@ def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
     """Measured after a cut that released the old partitions, with an eval set."""
     import xgboost.dask as dxgb
 
-    client = two_workers(local_cluster)
+    _, client = local_cluster(2)
     rng = da.random.default_rng(1)
     rows = 240 * MIB // 50 // np.dtype(dtype).itemsize
     X = rng.random((rows, 50), chunks=(rows // 3 + 1, 50), dtype=dtype)
@@ -462,7 +453,7 @@ def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
     model.client = client
     model.fit(X, y, eval_set=eval_set, verbose=False)
     found = ratios(client, predicted)
-    assert all(LEAST <= ratio <= MOST for ratio in found), found
+    assert all(0.8 <= ratio <= MOST for ratio in found), found
 
 
 def wide(library: str) -> Any:
@@ -484,7 +475,7 @@ def test_many_classes_take_gradients(local_cluster: Any, library: str) -> None:
     from lightgbm import DaskLGBMClassifier
     from xgboost.dask import DaskXGBClassifier
 
-    client = two_workers(local_cluster)
+    _, client = local_cluster(2)
     rows, classes = 600_000, 90
     X = da.random.default_rng(1).random((rows, 10), chunks=(100_000, 10), dtype="f4")
     X, y = client.persist([X, (X[:, 0] * classes).astype("i4")])
@@ -502,7 +493,7 @@ def test_many_classes_take_gradients(local_cluster: Any, library: str) -> None:
     model.client = client
     model.fit(X, y)
     found = ratios(client, predicted)
-    assert all(LEAST <= ratio <= MOST for ratio in found), found
+    assert all(0.8 <= ratio <= MOST for ratio in found), found
 
 
 @pytest.mark.slow
@@ -510,7 +501,7 @@ def test_many_classes_take_gradients(local_cluster: Any, library: str) -> None:
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_wide_data_takes_histograms(local_cluster: Any, library: str) -> None:
     """The data has 46 MiB; histograms have 120 to 240 MiB."""
-    client = two_workers(local_cluster)
+    _, client = local_cluster(2)
     X = da.random.default_rng(1).random((6000, 1000), chunks=(1500, 1000))
     X, y = client.persist([X, X[:, :5].sum(axis=1)])
     wait([X, y])
@@ -523,5 +514,6 @@ def test_wide_data_takes_histograms(local_cluster: Any, library: str) -> None:
     model = wide(library)
     model.client = client
     model.fit(X, y)
-    found = ratios(client, predicted)
-    assert all(LEAST <= ratio <= MOST for ratio in found), found
+    most = 1 + forecast.UNCERTAIN + MOST - 1.2
+    for ratio in ratios(client, predicted):
+        assert 1 - forecast.UNCERTAIN <= ratio <= most

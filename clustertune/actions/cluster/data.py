@@ -149,7 +149,7 @@ async def rescue(
     """
     name = f"clustertune-{token[:8]}"
     try:
-        await within(_publish(client, name, made, left), RESCUE_SECONDS, once=True)
+        await within(_publish(client, name, made, left), RESCUE_SECONDS)
     # any error: it must not hide the error of the call
     except Exception as error:  # noqa: BLE001
         logger.warning("clustertune could not publish %s: %r", name, error)

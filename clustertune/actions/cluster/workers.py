@@ -37,6 +37,7 @@ from clustertune.remote.worker import park, process
 logger = logging.getLogger("clustertune")
 
 POLL = 0.2  # seconds between two looks for workers
+MANAGER_SECONDS = 30.0  # for a cluster manager to answer after an error
 LOOKS = 25  # between two requests to start ended workers again
 JOB_SHARE = 0.9  # of the remaining time; the rest is for the answer and the report
 
@@ -129,11 +130,11 @@ async def put_bounds_back(client: Client, was: managers.Bounds) -> None:
     A failure is logged only, so it hides no error of the call.
     """
     try:
-        await within(managers.find(client.cluster).adapt(*was), LANDING)
+        await within(managers.find(client.cluster).adapt(*was), MANAGER_SECONDS)
     # managers raise errors of their own
     except Exception as error:  # noqa: BLE001
         text = _bounds_text(*was)
-        logger.warning("adaptive scaling has other bounds (%r); %s", error, text)
+        logger.warning("adaptive scaling may have other bounds (%r); %s", error, text)
 
 
 # --- restart --------------------------------------------------------------------------
@@ -208,10 +209,13 @@ async def _update_manager(
 async def _logged(update: Awaitable[None]) -> None:
     """Wait for an update of the cluster object, which must not hide another error."""
     try:
-        await within(update, LANDING)
+        await within(update, MANAGER_SECONDS)
     # managers raise errors of their own
     except Exception as error:  # noqa: BLE001
-        logger.warning("the cluster object may start a worker again: %r", error)
+        logger.warning(
+            "the cluster object was not updated, and may start former workers: %r",
+            error,
+        )
 
 
 def _restarted(

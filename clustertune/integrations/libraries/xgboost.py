@@ -262,9 +262,10 @@ class Rank(XGBoost):
 
     By default the ranker sorts all data by group (``qid``) across the cluster, in every
     fit, and makes one partition of each group. It takes frames then, and ``prepare``
-    only places them. With ``allow_group_split=True`` each worker sorts the rows that it
-    holds, so ``prepare`` keeps the rows of a group on one worker, and groups that come
-    back after another one are an error. That fit copies less, and takes Arrays too.
+    only places them; rows without a group are an error. With ``allow_group_split=True``
+    each worker sorts the rows that it holds, so ``prepare`` keeps the rows of a group
+    on one worker, and groups that come back after another one are an error. That fit
+    copies less, and takes Arrays too.
     XGBoost does not take weights of rows together with groups.
     """
 

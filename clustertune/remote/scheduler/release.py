@@ -18,7 +18,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from itertools import takewhile
 from time import monotonic, time
 from typing import Any
 
@@ -122,6 +121,8 @@ async def release_for(
     """Release keys by client, and drain the lists; their futures are cancelled."""
     for client, keys in going.items():
         async for some in in_turns(batches(drained(keys))):
+            if client not in scheduler.clients:  # it has left meanwhile
+                break
             scheduler.client_releases_keys(
                 keys=some, client=client, stimulus_id=f"clustertune-release-{time()}"
             )
@@ -209,7 +210,8 @@ class DataDrop:
         try:
             await self._refuse_silent()
             await self._wait_for_tasks()
-            self.bound = await bound_to(self.scheduler, self.addresses or ())
+            if self.addresses is not None:
+                self.bound = await bound_to(self.scheduler, self.addresses)
             await self._refuse_silent()
             await self._count()
             self._refuse()  # at once after the count: nothing may arrive meanwhile
@@ -337,9 +339,6 @@ class DataDrop:
         """Count keys that only the named workers have, and that are not computed."""
         workers = self._workers()
         ending, fates = set(workers), dict[Any, bool]()
-        begun = [ts for ws in workers for ts in ws.processing]
-        async for ts in in_turns(_waiting_for(begun)):
-            self._refuse_wanted(ts)
         held: Any = (ts for ws in workers for ts in list(ws.has_what))
         while held:
             async for ts in in_turns(_judged(held, ending, fates)):
@@ -347,12 +346,9 @@ class DataDrop:
                     self._refuse_wanted(ts)
                     self.keys += 1
                     self.nbytes += ts.nbytes
-            held = [  # keys that have come meanwhile, which are the last ones
-                ts
-                for ws in workers
-                for ts in takewhile(lambda t: t not in fates, reversed(ws.has_what))
-            ]
-        for ts in [ts for ws in workers for ts in ws.processing]:  # the new ones, too
+            # keys that have come meanwhile
+            held = [ts for ws in workers for ts in ws.has_what if ts not in fates]
+        for ts in _waiting_for(ts for ws in workers for ts in ws.processing):
             self._refuse_wanted(ts)
 
     def _refuse_wanted(self, ts: Any) -> None:
@@ -400,16 +396,18 @@ def _judged(
             yield one
 
 
-def _waiting_for(tasks: Iterable[Any]) -> Iterator[Any]:
-    """Yield these tasks, and the tasks that wait for them."""
-    seen = set(tasks)
-    todo = list(seen)
+def _waiting_for(tasks: Iterable[Any]) -> list[Any]:
+    """Return these tasks, and the tasks that wait for them.
+
+    It does not pause: what others add meanwhile would be cancelled, too.
+    """
+    found = dict.fromkeys(tasks)
+    todo = list(found)
     while todo:
-        ts = todo.pop()
-        yield ts
-        new = {d for d in ts.dependents if d.state in COMING} - seen
-        seen |= new
+        new = [d for d in todo.pop().dependents if d.state in COMING and d not in found]
+        found |= dict.fromkeys(new)
         todo += new
+    return list(found)
 
 
 def failed_fits(scheduler: Any, worker: Any) -> list[Any]:

@@ -83,7 +83,7 @@ async def test_a_manager_without_an_answer(
             await asyncio.Event().wait()
 
     monkeypatch.setattr(managers, "find", Silent)
-    monkeypatch.setattr(workers, "LANDING", 0.01)
+    monkeypatch.setattr(workers, "MANAGER_SECONDS", 0.01)
     await asyncio.wait_for(workers.put_bounds_back(c, (1, 2)), 30)
     assert "other bounds (TimeoutError()); " in caplog.text
     assert "cluster.adapt(minimum=1, maximum=2)" in caplog.text

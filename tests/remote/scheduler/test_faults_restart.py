@@ -249,10 +249,12 @@ def test_the_client_dies_or_freezes(way: tuple[Client, str], fate: int) -> None:
         assert other.stdout.readline() == "ready\n"
         until(lambda: client.run_on_scheduler(doing).startswith(when))
         client.run_on_scheduler(lose_clients_soon)
-        other.send_signal(fate)
-        assert_whole(client, X, kept)
-        client.run_on_scheduler(be_patient)
-        other.kill()
+        try:
+            other.send_signal(fate)
+            assert_whole(client, X, kept)
+        finally:
+            client.run_on_scheduler(be_patient)
+            other.kill()
 
 
 def test_interrupted(way: tuple[Client, str]) -> None:
